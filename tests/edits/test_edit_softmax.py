@@ -366,3 +366,25 @@ def test_measured_edits_refuse_what_they_cannot_give():
         model(ids)
     with torch.no_grad(), pytest.raises(RegardError, match="Leave output_attentions out"), rg.edit(model, edit):
         model(ids, output_attentions=True)
+
+
+@torch.no_grad()
+def test_a_sum_of_two_softmaxes_is_not_edited_as_if_it_were_one():
+    """A factor of 1 changes no weight. Where rows sum to 2, normalizing them again would halve the output."""
+
+    def in_blocks(scores):
+        return scores.unflatten(2, (2, -1)).softmax(-1).flatten(2, 3)
+
+    torch.manual_seed(0)
+    x, edit = torch.randn(1, 6, 16), rg.edits.ScaleWeights(rg.Where(heads=0, queries=2), 1.0)
+    for num_softmaxes in (1, 2):
+        module = Own(lambda s, count=num_softmaxes: sum(in_blocks((n + 1) * s) for n in range(count)))
+        module.num_heads = 4
+        model = nn.ModuleList([module])
+        plain = model[0](x)
+        if num_softmaxes == 1:
+            with rg.edit(model, edit):
+                torch.testing.assert_close(model[0](x), plain, rtol=1e-5, atol=1e-5)
+        else:
+            with pytest.raises(RegardError, match="could not be applied to 0: Own"), rg.edit(model, edit):
+                model[0](x)

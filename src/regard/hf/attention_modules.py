@@ -50,13 +50,14 @@ def attention_modules(model: nn.Module) -> dict[str, nn.Module]:
 def unnamed_softmaxes(model: nn.Module) -> dict[str, nn.Module]:
     """Module path -> module, for those whose code has a softmax and no name of attention: a run shows what they are.
 
-    A module inside of attention computes a part of it. Modules of torch and transformers are known.
+    Modules inside of attention are left out: their softmax is a part of it.
     """
     known = {part for module in attention_modules(model).values() for part in module.modules()}
     return {name: part for name, part in model.named_modules() if part not in known and _has_softmax(part)}
 
 
 def _has_softmax(module: nn.Module) -> bool:
+    """Whether a module that a user wrote computes a softmax, by a layer among its children or in its code."""
     package = type(module).__module__.partition(".")[0]
     if package in ("torch", "transformers", "regard") or not may_compute_weights(module):
         return False
@@ -70,9 +71,11 @@ def with_numbers(modules: Mapping[str, nn.Module]) -> dict[str, nn.Module]:
 
 
 def _attends(module: nn.Module) -> bool:
-    """Whether a module calls such a function, or has two of these: an attention name, projections, a softmax.
+    """Whether a module seems to compute attention.
 
-    Beside a softmax, variables called q, k and v are as good as projections of these names.
+    It does if it has an adapter, calls a known function of attention, or has a part that is called as attention. Else
+    it needs two of these: a class named attention, projections, a softmax. Beside a softmax, variables called q, k and
+    v are as good as projections of these names.
     """
     names = names_called(type(module))
     if is_adapted(module) or isinstance(module, Attends) or INTERFACE in names or {*OF_TORCH, OURS} & names:
@@ -90,9 +93,11 @@ def _attends(module: nn.Module) -> bool:
 
 
 def _code_names_attention(module: nn.Module) -> bool:
-    """Whether the code names attention; that of a container of attention, by its own variables, parts or parameters.
+    """Whether the code of a module with a softmax names attention as something that the module itself computes.
 
-    Arguments and buffers may only be handed on, such as a mask beside the softmax of a head over words.
+    If parts of the module attend, the name may be theirs. Then a variable of its own code must have such a name, or a
+    parameter, or a part in which nothing attends. Arguments and buffers do not count, because they may only be handed
+    on: an `attention_mask` beside the softmax over the words of a language model.
     """
     if not any(map(ATTENTION.search, names_called(type(module)))):
         return False
@@ -110,18 +115,22 @@ def is_called_attention(module: object) -> bool:
 
 
 def _has_projections(module: nn.Module) -> bool:
+    """Whether a child or a parameter of the module has the name of a projection of attention, such as `W_q`."""
     children = any(is_of_attention(name) and _projects(child) for name, child in module.named_children())
     return children or any(is_of_attention(name) for name, _ in module.named_parameters(recurse=False))
 
 
 def names_called(kind: type[nn.Module]) -> frozenset[str]:
-    """All names in the code of a module's forward, and in the user's functions and methods that it calls."""
+    """All names in the code of a module's forward, and in the user's functions and methods that it calls.
+
+    A name of `regard.attend` or of an `Attention` is replaced by `OURS`.
+    """
     return _searched(kind)[0]
 
 
 @cache
 def _own_variables(kind: type[nn.Module]) -> frozenset[str]:
-    """The variables of the same code that are no arguments."""
+    """The variables in the code that `names_called` reads, without the arguments."""
     codes = (code for function in _searched(kind)[1] for code in _codes_in(function.__code__))
     return frozenset(name for code in codes for name in _assigned(code))
 
@@ -143,7 +152,12 @@ def _searched(kind: type[nn.Module]) -> tuple[frozenset[str], frozenset[Function
 
 
 def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set[Any]) -> None:
-    """Add to `names` the names in the code of `function` and of the functions that it calls."""
+    """Add to `names` the names in the code of `function` and of the functions that it calls.
+
+    A name in the code may be a global variable, a variable of an enclosing function, or a method of the class `kind`.
+    Code of libraries is not searched. What names no module in `__module__` counts as code of torch: it is no function
+    of a user. `visited` has the functions that were already read, so recursion ends.
+    """
     if not isinstance(function, FunctionType) or function in visited:
         return
     visited.add(function)
@@ -155,6 +169,7 @@ def _collect(function: Any, kind: type[nn.Module], names: set[str], visited: set
             _collect(called, kind, names, visited)
         if not (getattr(method, "__module__", None) or "torch").startswith(BASES):
             _collect(method, kind, names, visited)
+    # `regard.attend` is an attribute of a module, which is no global variable: both names must be in the code.
     if {"attend", "Attention"} & names and any(values.get(name) is sys.modules["regard"] for name in names):
         names.add(OURS)
 
@@ -193,7 +208,10 @@ def parts_of_torch_layers(model: nn.Module) -> dict[str, str]:
 
 
 def inside_torch_layers(model: nn.Module) -> set[nn.Module]:
-    """The attention in torch's encoder and decoder layers whose forward was not overridden."""
+    """The attention in torch's encoder and decoder layers whose forward was not overridden.
+
+    Such a layer may compute its attention in a fused kernel, without calling this module.
+    """
     forwards = (nn.TransformerEncoderLayer.forward, nn.TransformerDecoderLayer.forward)
     layers = [layer for layer in model.modules() if type(layer).forward in forwards]
     return {part for layer in layers for part in layer.children() if type(part) is nn.MultiheadAttention}
@@ -205,7 +223,10 @@ def _projects(child: nn.Module) -> bool:
 
 
 def part_of(name: str, module: nn.Module) -> str:
-    """The part of the model an attention module is in: "encoder", "decoder", or "cross" between them."""
+    """The part of the model an attention module is in: "encoder", "decoder", or "cross" between them.
+
+    The innermost name in the path decides, then the flags of the module.
+    """
     flags = ("is_cross_attention", "is_cross_attn", "is_cross")
     if CROSS.search(name) or any(getattr(module, flag, False) is True for flag in flags):
         return "cross"
@@ -244,4 +265,5 @@ class ChosenLayers:
 
 
 def _matches(layer: int | str, path: str) -> bool:
+    """Whether the module at a path has this layer number, or fits this pattern."""
     return layer_number(path) == layer if isinstance(layer, int) else fnmatchcase(path, layer)

@@ -12,6 +12,8 @@ import inspect
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import torch
@@ -108,6 +110,7 @@ class AttentionCall:
 
     @property
     def causal(self) -> bool:
+        """Whether the call asks for a causal mask. As in transformers, a module that does not say so is causal."""
         option = self.options.get("is_causal")
         return bool(getattr(self.module, "is_causal", True) if option is None else option)
 
@@ -124,9 +127,11 @@ class AttentionCall:
 class CallObserver:
     """Base of observers of the calls of a thread: a watch, an edit, a recorder. Each method does nothing by default.
 
-    The methods are called when a module starts and ends, when it calls a function of torch or a backend, when an edit
-    changes a call, the softmax that is reported next, or the outputs of the heads of a module, and when `generate()`
-    starts and ends. `function_called` is only called for modules for which `observes_functions` returns True.
+    `module_started` and `module_ended` enclose the forward of a module. `function_called` reports a call of a function
+    of torch, if `observes_functions` returned True for the module that runs; `backend_called` a call of a backend.
+    Three methods report edits: `call_edited` a call of torch or of a module in its edited form, in place of the plain
+    call; `softmax_edited` how the softmax is changed that is reported next; `output_patched` the patched outputs
+    (B, H, I, E) of the heads of a module. `generation_started` and `generation_ended` enclose `generate()`.
     """
 
     def observes_functions(self, module: nn.Module) -> bool:
@@ -212,6 +217,7 @@ def translate(call: AttentionCall, masks: MaskCache) -> Translation:
 
 
 def _check(call: AttentionCall) -> None:
+    """Raise `Untranslatable` for shapes that no attention has, and for options that may change the weights."""
     q, k, v = call.query, call.key, call.value
     if not q.ndim == k.ndim == v.ndim == 4 or len({q.shape[0], k.shape[0], v.shape[0]}) > 1 or q.shape[1] % k.shape[1]:
         shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
@@ -253,6 +259,10 @@ def _scale(call: AttentionCall) -> tuple[float | None, Tensor]:
 
 
 def _normalizer(call: AttentionCall) -> Normalizer:
+    """Softmax, or softmax with a sink of each head: `s_aux` has the scores of keys without a value.
+
+    If the sinks must receive gradients, the normalizer holds the parameter of the model itself, else a copy.
+    """
     sinks = call.options.get("s_aux")
     if sinks is None:
         return Softmax()
@@ -286,7 +296,10 @@ def _biases(call: AttentionCall, additive: Bias | None, positions: Positions, ma
 
 
 def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | None]:
-    """The mask, and the bias if `attention_mask` also has numbers to add."""
+    """The mask, and the bias if `attention_mask` also has numbers to add.
+
+    A mask of two axes is read by flash kernels only: it says which keys are real, and the kernel adds the other rules.
+    """
     mask = call.mask
     if mask is None or (call.flash and isinstance(mask, Tensor) and mask.ndim == 2):
         return _implicit(call, mask), None
@@ -298,7 +311,8 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
         raise Untranslatable(
             f"its mask is a {type(mask).__name__}, which Regard cannot read; use attn_implementation='sdpa'"
         )
-    sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal  # causal: may be decoding
+    # The single query of a causal call may be a step of decoding (`recognize`).
+    sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
 
     def read(tensor: Tensor) -> tuple[Recognized, Bias | None]:
         tensor = _four_axes(tensor)[..., : sizes[2]]  # backends of older transformers leave out columns without a key
@@ -316,10 +330,13 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
 
 
 def _implicit(call: AttentionCall, real: Tensor | None) -> Recognized:
-    """The mask that the backend applies itself when there is no mask tensor."""
+    """The mask that the backend applies itself when there is no mask tensor; `real` (B, n): keys that are no padding.
+
+    Eager adds no rule of its own, and SDPA makes a single query causal only if a module calls it directly.
+    """
     I, J = call.query.shape[2], call.key.shape[2]
     rules: list[Mask] = []
-    start = None
+    start = None  # the last query stands at the last key
     if call.causal and call.backend != "eager" and (I > 1 or call.flash or call.backend == DIRECT):
         rules.append(causal())
         start = None if call.flash or I == J else 0  # torch aligns the first query with the first key
@@ -328,13 +345,11 @@ def _implicit(call: AttentionCall, real: Tensor | None) -> Recognized:
         rules.append(window(int(size)))
     if real is not None:
         rules.append(padding(real[:, -J:].bool()))
-    mask: Mask | None = None
-    for rule in rules:
-        mask = rule if mask is None else mask & rule
-    return Recognized(mask, start)
+    return Recognized(reduce(and_, rules) if rules else None, start)
 
 
 def _four_axes(tensor: Tensor) -> Tensor:
+    """A mask or a bias (I, J) or (B, H, I, J) with four axes."""
     if tensor.ndim == 2:
         return tensor[None, None]
     if tensor.ndim == 4:

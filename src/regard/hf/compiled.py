@@ -27,7 +27,7 @@ from regard.hf.masks.mask_tensors import Recognized
 from regard.hf.masks.span_masks import OURS
 from regard.hf.operator_calls import call_operator, fits_operator, graph_breaks, owner_of
 
-#: The code of mask functions that may be ranges of distances.
+#: The code of mask functions that may be ranges of distances: causal, all pairs, and any that `and_masks` joins.
 RANGES = tuple(
     function.__code__
     for function in (
@@ -60,7 +60,7 @@ def attention_function(run: Function) -> Function:
 
 
 def _reporting(run: Function) -> Function:
-    """The backend function, whose calls between two graphs are reported to observers."""
+    """The backend function, whose calls between two graphs are reported to the watches of a compiled model."""
 
     def call(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
@@ -106,7 +106,10 @@ def graph_mask(
     allow_is_bidirectional_skip: bool = False,
     **_: Any,
 ) -> tuple[bool, GraphMask | None]:
-    """Whether a graph can hold the mask that transformers requests, and this mask (None: all pairs)."""
+    """Whether a graph can hold the mask that transformers requests, and this mask (None: all pairs).
+
+    `mark_mask_functions` wrote the parts of functions that hold tensors to their `regard_packing`.
+    """
     is_marked = hasattr(mask_function, "regard_packing")
     function, groups = mask_function.regard_packing if is_marked else (mask_function, None)  # type: ignore[attr-defined]
     if use_vmap or function is None or not any(function.__code__ is code for code in RANGES):
@@ -123,7 +126,10 @@ def graph_mask(
 
 @assume_constant_result
 def _range(function: MaskFunction) -> tuple[bool, bool, int]:
-    """Whether a function is a range of distances, whether it is causal, and the size of its window (0: none)."""
+    """Whether a function is a range of distances, whether it is causal, and the size of its window (0: none).
+
+    The answer is the same for all sizes, so it is read for one query and one key.
+    """
     mask = MaskFunctionReader(1).read(function)
     parts = GraphMask.of(Recognized(mask, 0), 1, 1)
     return (False, False, 0) if parts is None or parts.real is not None else (True, parts.is_causal, parts.window)
@@ -138,7 +144,9 @@ def mark_mask_functions() -> None:
     """Let graphs know the mask functions that hold tensors.
 
     torch's compiler cannot look into a closure that holds a tensor. So while it traces, two functions of transformers
-    are replaced by equal ones that also write down the parts of their result.
+    are replaced by equal ones that also write to `regard_packing` of their result: a mask function of distances, and
+    the number of the packed sequence of each token (B, n). Inside a sequence, positions that count from its start have
+    the same distances, so the two say everything.
     """
 
     def packed(mask_function: Function, position_ids: Tensor, packed_sequence_mask: Tensor) -> Any:

@@ -61,6 +61,7 @@ class EditResult:
     @property
     def divergence(self) -> float:
         """sum p log(p / q) in nats, of the prediction p before from q after (Kullback and Leibler 1951)."""
+        # Where p is 0, its logarithm becomes a finite number, so that the product is 0.
         return float((self.before * (self.before / self.after.clamp_min(1e-30)).log().nan_to_num()).sum())
 
     @property
@@ -87,6 +88,7 @@ class EditResult:
 
     @property
     def _changes(self) -> list[str]:
+        """Two sentences on what changes in the prediction."""
         if self.kind == SENTENCE:
             moved = ", ".join(f'"{token}" ({100 * change:.2g} %)' for token, change in self.moved())
             size, cosine = 100 * self.change, self.cosine
@@ -130,7 +132,10 @@ def edit_effect(
 
 
 def _prediction(reader: TextReader, model: Any, output: Any, ids: list[int]) -> tuple[str, int]:
-    """What the model predicts for a text, and at which token."""
+    """What the model predicts for a text, and at which token: the first masked one, or else the last.
+
+    A model whose tokenizer has a mask token does not predict the next token.
+    """
     mask = getattr(reader.tokenizer, "mask_token_id", None)
     if mask is not None and mask in ids and _is_over_vocabulary(model, output):
         return MASKED, ids.index(mask)
@@ -139,12 +144,13 @@ def _prediction(reader: TextReader, model: Any, output: Any, ids: list[int]) -> 
 
 
 def _is_over_vocabulary(model: Any, output: Any) -> bool:
+    """Whether a model returned logits of words for each token, (B, n, vocabulary), and not those of classes."""
     logits = getattr(output, "logits", None)
     return logits is not None and logits.ndim == 3 and logits.shape[-1] == model.config.vocab_size
 
 
 def _states(output: Any) -> Tensor:
-    """The last states (n, C) of a model."""
+    """The last states (n, C) of a model, or its logits (n, classes) if it returns no states."""
     states = getattr(output, "last_hidden_state", None)
     if states is None:
         states = getattr(output, "logits", None)

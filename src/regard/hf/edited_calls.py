@@ -42,11 +42,14 @@ class CallEditor(Protocol):
         ...
 
     def softmax_inputs(self, module: nn.Module) -> tuple[Any, Any] | None:
-        """What a selected module was given that runs now, and may compute a softmax itself; None for others."""
+        """The arguments of a selected module that runs now, if it may compute a softmax itself; None for others."""
         return None
 
     def module_given(self, module: nn.Module) -> Any:
-        """The `GivenCall` of such a module, if no attention in it was edited and its weights may be measured."""
+        """The call of such a module (a `GivenCall`, capture/value_probe.py), so that its weights can be measured.
+
+        None if a call of attention inside it was edited, or if its weights may not be measured.
+        """
         return None
 
     def edited(self, call: AttentionCall) -> AttentionCall:
@@ -71,7 +74,10 @@ def edited_call(call: AttentionCall) -> AttentionCall:
 
 
 def patched_output(call: AttentionCall, output: Any) -> tuple[AttentionCall, Any]:
-    """What the backend returned for a call, with patched heads, and the call that knows of them."""
+    """The call with the patched outputs of its heads, if an edit patched some, and what the backend returned with them.
+
+    A backend returns outputs (B, I, H, E), or a tuple or list of these and the weights.
+    """
     first, *others = output if isinstance(output, tuple | list) else (output,)
     changed = first
     for editor in editors:
@@ -87,7 +93,8 @@ def run_edited(call: AttentionCall, compute: Callable[[], Any]) -> Any:
     if call.edits is None or not rows.any:
         return compute()
     translation = translated(call)
-    with attend_listeners.computing(), without_autocast(call.query.device):
+    with attend_listeners.computing(), without_autocast(call.query.device):  # this call of `attend` is not reported
+        # `attend` computes whole heads, if no edit follows the softmax and the backend returns no weights.
         if call.backend != EAGER and rows.is_whole and translation.edits is None:
             seen = translation.attention(translation.query, call.key, call.value, positions=translation.positions)
             edited = seen.output.transpose(1, 2)
@@ -118,7 +125,10 @@ def as_mistakes(module: object) -> Iterator[None]:
 
 
 def allows_one(call: AttentionCall, pairs: Pairs, start: int, first: int) -> bool:
-    """Whether the mask of a call allows one of the pairs; True if there are too many to ask for each."""
+    """Whether the mask of a call allows one of the pairs; True if there are too many to ask for each.
+
+    `start` and `first` are the numbers of the first query and key of the call in the whole sequence.
+    """
     (B, H, I, _), J = call.query.shape, call.key.shape[2]
     queries = pairs.queries.among(range(start, start + I))
     keys = pairs.keys.among(range(first, first + J))
@@ -164,18 +174,21 @@ class EditedRows:
 
 
 def rows_of(call: AttentionCall) -> EditedRows:
-    """The batch entries, heads and queries that some edit of the call selects."""
+    """The batch entries, heads and queries that some edit of the call selects.
+
+    All of these entries, heads and queries are computed together, also where no single edit selects a combination.
+    """
     B, H, I, _ = call.query.shape
     batch: set[int] = set()
     heads: set[int] = set()
     queries: set[int] = set()
     for pairs in pairs_of(call):
         start = call.edits.start if call.edits is not None else 0
-        some = [n - start for n in pairs.queries.among(range(start, start + I))]
-        if some:
+        selected = [n - start for n in pairs.queries.among(range(start, start + I))]
+        if selected:
             batch |= set(pairs.batch.among(range(B)))
             heads |= set(pairs.heads.among(range(H)))
-            queries |= set(some)
+            queries |= set(selected)
     return EditedRows(sorted(batch), sorted(heads), sorted(queries), B, H, I)
 
 
@@ -204,7 +217,10 @@ def computed(call: AttentionCall, translation: Translation, rows: EditedRows) ->
     value = value if rows.is_all_heads else value[:, heads // (H // call.key.shape[1])]
 
     def block(queries: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        """The output and the weights of some rows."""
+        """The output and the weights of some rows; `tensors` are those of the prepared call, and its values.
+
+        They are arguments so that checkpointing finds their gradients.
+        """
         tile, v = prepared.with_tensors(tensors[:-1]).tile(queries, slice(None)), tensors[-1]
         device = queries.device
         grid = Grid(batch.to(device), heads.to(device), whole.query[queries], whole.key)
@@ -220,7 +236,7 @@ def computed(call: AttentionCall, translation: Translation, rows: EditedRows) ->
 
 
 def _blocks(rows: EditedRows, call: AttentionCall) -> Iterator[Tensor]:
-    """The rows, as many at once as fit in memory."""
+    """The indices of the rows, as many at once as `BYTES` hold, at 8 bytes for the score and the weight of a pair."""
     size = max(1, BYTES // (8 * len(rows.batch) * len(rows.heads) * max(1, call.key.shape[2])))
     yield from torch.tensor(rows.queries, device=call.query.device).split(size)
 

@@ -83,6 +83,7 @@ class GenerationResult:
                 yield GeneratedLink(self.labels[number], number, key, found.layer, found.head, found.link.weight)
 
     def _parts(self, rows: Tensor) -> tuple[float, float, float]:
+        """The weight that rows (H, rows, J) put on the first token, the rest of the prompt and the output."""
         parts = rows[..., :1], rows[..., 1 : self.prompt_length], rows[..., self.prompt_length :]
         first, prompt, output = (float(part.sum(-1).mean()) for part in parts)
         return first, prompt, output
@@ -125,6 +126,7 @@ def read_generation(
 
 
 def _check(reader: TextReader, inputs: dict[str, Any], num_tokens: int) -> None:
+    """Refuse models that do not generate text, and more tokens than the model has positions for."""
     model, num_prompt = reader.model, inputs["input_ids"].shape[1]
     if not callable(getattr(model, "can_generate", None)) or not model.can_generate():
         raise RegardError(
@@ -147,6 +149,10 @@ def _result(
     layers: Sequence[int] | None,
     also: Callable[[AttentionMap], Sequence[Reduction]],
 ) -> GenerationResult:
+    """What a reader shows of a finished generation: of a translator, the decoder's and the cross-attention.
+
+    A translator has no roles, because the reader would run only its encoder on shuffled tokens.
+    """
     ids = generation.tokens[0].tolist()
     labels, read = reader.labels(ids), ids[:-1]
     output = _output(reader.tokenizer, ids, generation.prompt_length)

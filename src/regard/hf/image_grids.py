@@ -71,6 +71,7 @@ def is_vision(name: str) -> bool:
 
 
 def _ids(inputs: ModelInputs, num_keys: int, batch: int) -> Tensor | None:
+    """The tokens (n,) of a text that the keys of a map contain; None if there is no such text."""
     ids = inputs.get("input_ids")
     if ids is None or ids.ndim != 2 or ids.shape[1] > num_keys or batch >= len(ids):
         return None
@@ -78,6 +79,7 @@ def _ids(inputs: ModelInputs, num_keys: int, batch: int) -> Tensor | None:
 
 
 def _checked(grid: PatchGrid, name: str, num_keys: int) -> PatchGrid:
+    """The grid; a `RegardError` if a patch is behind the last key."""
     if max(grid.places) >= num_keys:
         raise RegardError(
             f"show(grid={grid}): the last patch is token {max(grid.places)}, and the map of {name} has {num_keys} keys."
@@ -89,6 +91,7 @@ def _checked(grid: PatchGrid, name: str, num_keys: int) -> PatchGrid:
 
 
 def _grids_in_text(inputs: ModelInputs, ids: Tensor, given: tuple[int, int] | None) -> list[PatchGrid]:
+    """The grids of the images and videos among the tokens of a text, in the order of the text."""
     grids = []
     for kind in ("image", "video"):
         places = _places(inputs.config, ids, kind)
@@ -108,7 +111,11 @@ def _places(config: Any, ids: Tensor, kind: str) -> list[int]:
 def _sizes_in_text(
     inputs: ModelInputs, kind: str, places: Sequence[int], given: tuple[int, int] | None
 ) -> list[tuple[int, int, int]]:
-    """(frames, rows, columns) of the tokens of every image of a text."""
+    """(frames, rows, columns) of the tokens of every image of a text.
+
+    `places` are the tokens of all images, and `given` is the (rows, columns) of each. Else the inputs tell the sizes:
+    `image_grid_thw` counts patches, of which merge x merge become one token.
+    """
     thw = inputs.get(f"{kind}_grid_thw")
     if thw is not None:
         merge = getattr(vision_config(inputs.config), "spatial_merge_size", 1)
@@ -155,10 +162,10 @@ def _cut(places: list[int], sizes: Sequence[tuple[int, int, int]], kind: str) ->
             f"{', '.join('x'.join(map(str, size)) for size in sizes)} (frames x rows x columns) need {needed}. "
             "Watch the call that read the whole prompt."
         )
-    at = 0
+    start = 0
     for frames, rows, columns in sizes:
-        image_places = places[at + extra : at + extra + frames * rows * columns]
-        at += extra + len(image_places)
+        image_places = places[start + extra : start + extra + frames * rows * columns]
+        start += extra + len(image_places)
         if image_places[-1] - image_places[0] == len(image_places) - 1:
             yield PatchGrid(rows, columns, image_places[0], frames)
         else:
@@ -169,6 +176,11 @@ def _cut(places: list[int], sizes: Sequence[tuple[int, int, int]], kind: str) ->
 
 
 def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[int, int] | None) -> list[PatchGrid]:
+    """The grid of the patches of a vision tower, whose keys are leading tokens, the patches, and detection tokens.
+
+    In this order: windows of Swin, the sizes of images that the inputs tell, the `given` (rows, columns), and the size
+    of the image over that of a patch. If the number of keys does not fit, there is no picture.
+    """
     kind = getattr(inputs.config, "model_type", "")
     if kind in WITHOUT_GRID and given is None:
         raise RegardError(f"show: there is no picture of {name}: {WITHOUT_GRID[kind]}.")
@@ -180,14 +192,27 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
         if len(thw) != 1:
             raise RegardError(f"show: {name} read {len(thw)} images; its picture needs a call with one image.")
         return [_merged_order(inputs, name, num_keys, *thw[0].tolist())]
-    config = vision_config(inputs.config)
-    extra = _specials(config)
     if given is not None:
-        leading = num_keys - given[0] * given[1] - getattr(config, "num_detection_tokens", 0)
-        if leading != extra if extra is not None else leading not in (0, 1):
-            raise _wrong_grid(given, num_keys - (extra or 0), f"patches in the map of {name}", extra or 0)
-        return [PatchGrid(*given, start=leading)]
-    found = _patches(inputs)
+        return [_given_grid(vision_config(inputs.config), name, num_keys, given)]
+    return [_grid_of_patches(inputs, name, num_keys)]
+
+
+def _given_grid(config: Any, name: str, num_keys: int, given: tuple[int, int]) -> PatchGrid:
+    """The grid of (rows, columns) that a user gave; before the patches stand the tokens that the kind of model has.
+
+    If the kind is not known, there may be one such token or none.
+    """
+    extra = _specials(config)
+    leading = num_keys - given[0] * given[1] - getattr(config, "num_detection_tokens", 0)
+    if leading != extra if extra is not None else leading not in (0, 1):
+        raise _wrong_grid(given, num_keys - (extra or 0), f"patches in the map of {name}", extra or 0)
+    return PatchGrid(*given, start=leading)
+
+
+def _grid_of_patches(inputs: ModelInputs, name: str, num_keys: int) -> PatchGrid:
+    """The grid of an image by its size and that of a patch; up to 8 tokens may stand before the patches."""
+    config = vision_config(inputs.config)
+    extra, found = _specials(config), _patches(inputs)
     if found is None:
         raise RegardError(
             f"show: the configuration of the model does not name the size of its patches, so the picture of {name} "
@@ -201,7 +226,7 @@ def _grids_of_tower(inputs: ModelInputs, name: str, num_keys: int, given: tuple[
             "need another number: the model may drop, merge or move patches. Give grid=(rows, columns), or a "
             "regard.viewer.PatchGrid with the token of every patch."
         )
-    return [PatchGrid(rows, columns, leading, frames)]
+    return PatchGrid(rows, columns, leading, frames)
 
 
 def _specials(config: Any) -> int | None:
@@ -231,6 +256,7 @@ def _patches(inputs: ModelInputs) -> tuple[int, int, int] | None:
 
 
 def _image_size(inputs: ModelInputs, config: Any) -> tuple[int, int] | None:
+    """Height and width in pixels of the image that the model read, or else of those that it is made for."""
     pixels = inputs.get("pixel_values")
     if pixels is not None and pixels.ndim >= 4:
         return pixels.shape[-2], pixels.shape[-1]
@@ -244,23 +270,28 @@ def _num_frames(inputs: ModelInputs, config: Any) -> int:
 
 
 def _patches_said(inputs: ModelInputs) -> str:
+    """The number of patches in words, for errors."""
     found = _patches(inputs)
     return "patches of unknown size" if found is None else f"{' x '.join(map(str, found[1:]))} patches"
 
 
 def _merged_order(inputs: ModelInputs, name: str, num_keys: int, t: int, h: int, w: int) -> PatchGrid:
-    """The vision tower of Qwen-VL: patches that one token of the text merges follow each other."""
+    """The grid of a vision tower of Qwen-VL: patches that one token of the text merges follow each other.
+
+    The image has `t` frames of `h` x `w` patches. The token of each patch is listed row by row.
+    """
     if t * h * w != num_keys:
         raise RegardError(
             f"show: the map of {name} has {num_keys} keys, and the image has {t} x {h} x {w} patches; a call with one "
             "image and one frame has them all."
         )
     merge = getattr(vision_config(inputs.config), "spatial_merge_size", 1)
-    order = torch.arange(num_keys).view(t, h // merge, w // merge, merge, merge).transpose(2, 3).flatten()
-    return PatchGrid(h, w, 0, t, tuple(order.tolist()))
+    tokens = torch.arange(num_keys).view(t, h // merge, w // merge, merge, merge).transpose(2, 3).flatten()
+    return PatchGrid(h, w, 0, t, tuple(tokens.tolist()))
 
 
 def _wrong_grid(given: tuple[int, int], num_patches: int, where: str, specials: int = 0) -> RegardError:
+    """The error for rows and columns that do not make `num_patches`, with the most square ones that do."""
     rows, columns = given
     pairs = [(n, num_patches // n) for n in range(1, num_patches + 1) if num_patches % n == 0]
     likely = sorted(pairs, key=lambda pair: max(pair) / min(pair))[:3]

@@ -82,6 +82,7 @@ class ImageReader:
         return list((pixels * deviation + mean).clamp(0, 1))
 
     def _inputs(self, image: Any, text: str | None) -> dict[str, Any]:
+        """The tensors of an image, and of a text in which the token of the image stands first if it names none."""
         reads_text = hasattr(self.processor, "tokenizer")
         if text is not None and not reads_text:
             raise RegardError(f"analyze: --image: {type(self.model).__name__} reads no text. Give --image alone.")
@@ -105,6 +106,10 @@ class ImageReader:
         return seen
 
     def _shuffled(self, seen: WatchedAttention, inputs: dict[str, Any]) -> WatchedAttention | None:
+        """The maps of the image with its patches shuffled.
+
+        None for a video, for keys that are not the queries, and if the sides of the image are no multiples of patches.
+        """
         weights = seen[0]
         if weights.shape[2] != weights.shape[3]:
             return None

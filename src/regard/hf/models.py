@@ -96,6 +96,7 @@ def _packaged(name: str) -> tuple[Any, Any]:
 
 
 def _from_folder(folder: Path) -> tuple[Any, Any]:
+    """The model and tokenizer of a folder; a `RegardError` says which of its files is missing."""
     files = sorted(path.name for path in folder.iterdir())
     if "config.json" not in files:
         tokenizer = any(file.startswith("tokenizer") or file == "vocab.txt" for file in files)
@@ -123,6 +124,7 @@ def _from_folder(folder: Path) -> tuple[Any, Any]:
 
 
 def _from_cache(name: str) -> tuple[Any, Any]:
+    """The model and tokenizer of a name in the local Hugging Face cache."""
     from transformers import AutoConfig
 
     try:
@@ -136,6 +138,7 @@ def _from_cache(name: str) -> tuple[Any, Any]:
 
 
 def _from_gguf(file: Path) -> tuple[Any, Any]:
+    """The model and tokenizer of a GGUF file, with weights in float32."""
     import torch
     import transformers as hf
 
@@ -146,7 +149,11 @@ def _from_gguf(file: Path) -> tuple[Any, Any]:
 
 
 def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
-    """The model, as the class that it was saved from, and its tokenizer."""
+    """The model, as the class that it was saved from, and its tokenizer; an error says the `remedy`.
+
+    `options` are those of `from_pretrained`: by default weights are read from safetensors only. A GGUF file does not
+    name a class, and holds a causal language model.
+    """
     import transformers as hf
 
     options = options or {"use_safetensors": True}
@@ -164,6 +171,7 @@ def _load(name: str, remedy: str, options: dict[str, Any] | None = None) -> tupl
 
 
 def _try(load: Callable[[], Any], name: str, remedy: str) -> Any:
+    """What `load` returns; a `RegardError` with the remedy in place of any error."""
     try:
         return load()
     except Exception as error:  # transformers, tokenizers, safetensors and json raise errors of different types

@@ -70,6 +70,7 @@ def is_of_values(name: str) -> bool:
 
 
 def _words(path: str) -> set[str]:
+    """The words of a module path in lower case, cut at dots, underscores and digits."""
     return {word for word in re.split(r"[._\d]+", path.lower()) if word}
 
 

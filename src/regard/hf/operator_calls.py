@@ -32,6 +32,7 @@ def fits_operator(query: Tensor, key: Tensor, value: Tensor, options: dict[str, 
 
 
 def _options_fit(query: Tensor, options: dict[str, Any]) -> bool:
+    """Whether the operator can express all options of a call that may change its weights."""
     for name, given in options.items():
         is_read = given is not None and given is not False
         if is_read and name not in UNDERSTOOD and name not in HARMLESS and name not in PACKING:
@@ -86,6 +87,9 @@ def call_operator(
 
 
 def owner_of(module: nn.Module) -> Tensor | None:
-    """The first parameter of a module, which identifies it inside a graph; None if it has none."""
+    """The first parameter of a module, which identifies it inside a graph; None if it has none.
+
+    It is detached: the operator gives it no gradients.
+    """
     first = next(module.parameters(), None)
     return None if first is None else first.detach()

@@ -17,12 +17,16 @@ from regard.hf.adapters import adapter_of
 from regard.hf.calls import measuring
 from regard.hf.names import BESIDE, BY_HAND, OUTPUTS
 
-#: The gates (H,) of attention modules while a block of `gated` runs, by the module and the hook that multiplies.
+#: The gates (H,) of attention modules while a block of `gated` runs, by the module and the hook that multiplies the
+#: outputs of its heads by them.
 open_gates: dict[tuple[nn.Module, object], Tensor] = {}
 
 
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:
-    """The output projection of a module: at the path that a user gave, of a known name, or beside the attention."""
+    """The output projection of a module: at the path that a user gave, of a known name, or beside the attention.
+
+    `name` is the path of the module in the model. Names that people use by hand count for linear layers only.
+    """
     children, adapter = dict(module.named_children()), adapter_of(module)
     path = adapter.output if path is None and adapter is not None else path
     if path is not None and path in dict(module.named_modules()):
@@ -36,7 +40,7 @@ def output_projection(model: nn.Module, name: str, module: nn.Module, path: str 
 
 
 def num_inputs(output: nn.Module | None) -> int | None:
-    """The width of the inputs of a linear layer; None if the module is none."""
+    """The width of the inputs of a linear layer (`nx` in GPT-2's Conv1D); None if the module is none."""
     size = getattr(output, "in_features", getattr(output, "nx", None))
     return size if isinstance(size, int) else None
 
@@ -72,6 +76,7 @@ class LinearLayer:
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor | None]:
+        """The matrix and the bias; `UnreadableMatrix` if there are none."""
         return self._plain or _read(self.module, self.rows)
 
     @property
@@ -84,10 +89,11 @@ class LinearLayer:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether no weight was changed in place since."""
+        """Whether no weight was changed in place since this object was made."""
         return self._versions() == self._first_versions
 
     def _versions(self) -> tuple[int, ...]:
+        """How often torch counts that each weight was changed in place; inference tensors have no such count."""
         tensors = self.module.parameters() if self._plain is None else self._plain
         return tuple(x._version for x in tensors if x is not None and not x.is_inference())
 
@@ -139,7 +145,12 @@ REPEATED = {torch.float16: 1e-2, torch.bfloat16: 1e-2}
 
 @torch.no_grad()
 def _read(module: nn.Module, rows: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor | None]:
-    """The matrix and the bias that a layer computes with; `UnreadableMatrix` if there are none."""
+    """The matrix and the bias that a layer computes with; `UnreadableMatrix` if there are none.
+
+    The layer computes zeros, which give the bias, and the rows of the identity, which give the matrix. It must also
+    return the outputs `rows[1]` of a run for its inputs `rows[0]`, and x W + bias must equal them. Without a run, x is
+    a row of signs. A copy of the layer computes, by `forward`, so that no hook runs; random numbers stay as they were.
+    """
     kind, size = f"{type(module).__name__} without plain weights", num_inputs(module)
     if size is None:
         raise UnreadableMatrix(f"{type(module).__name__} is not a linear layer")
@@ -151,10 +162,10 @@ def _read(module: nn.Module, rows: tuple[Tensor, Tensor] | None) -> tuple[Tensor
         x = signs if rows is None else rows[0]
         try:
             bias, again = copy(module).forward(zero)[0], copy(module).forward(x)
-            rest, *matrix = _without_bias(module).forward(torch.cat([zero, unit]))
+            of_zero, *of_unit = _without_bias(module).forward(torch.cat([zero, unit]))
         except Exception as error:
             raise UnreadableMatrix(f"{kind} could not be run to read its matrix: {error}") from error
-    matrix = torch.stack(matrix) - rest
+    matrix = torch.stack(of_unit) - of_zero  # a bias under another name than `bias` is in both
     if rows is not None and not _is_close(again, rows[1], REPEATED.get(rows[1].dtype, 2e-3)):
         raise UnreadableMatrix(
             f"{kind} returns other outputs than when it was watched: it was changed since, or it has dropout in "

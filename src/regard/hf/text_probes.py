@@ -92,7 +92,11 @@ def _word_places(tokenizer: Any, text: str) -> list[int]:
 
 
 def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequence[int] | None) -> RoleTable:
-    """The retrieval heads of a causal model, on needles at several depths of a text of `length` tokens."""
+    """The retrieval heads of a causal model, on needles at several depths of a text of `length` tokens.
+
+    The tokens are: the text up to the depth, the needle with its answer, the rest of the text, the question, and the
+    answer once more. A head that retrieves reads the first answer while the model predicts the second.
+    """
     watched, numbers = [], None
     for needle, answer, question in NEEDLES:
         parts = [_ids(reader, part) for part in (f" {needle}", answer, f" {question}")]
@@ -115,7 +119,10 @@ def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequ
 
 
 def long_text(reader: Any, length: int) -> list[int]:
-    """The first tokens of the texts of the package: a passage of Alice in Wonderland, then the World English Bible."""
+    """The first tokens of the texts of the package: a passage of Alice in Wonderland, then the World English Bible.
+
+    A verse has more than four tokens, so the verses suffice.
+    """
     ids = _ids(reader, passage())
     if len(ids) < length:
         ids += _ids(reader, " " + " ".join(english_verses(length // 4 + 100)))
@@ -123,6 +130,7 @@ def long_text(reader: Any, length: int) -> list[int]:
 
 
 def _ids(reader: Any, text: str) -> list[int]:
+    """The tokens of a text, without special ones."""
     return reader.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
 
 

@@ -153,15 +153,14 @@ class TextReader:
         inputs = self._inputs(text, longest if truncated else None)
         ids = inputs["input_ids"][0].tolist()
         chosen, tokens = self.watched(inputs, layers), tokens_of(self.tokenizer, ids)
-        statistics = text_statistics(tokens)
-        special = self.special(ids)
-        options = {"special": special, "statistics": statistics, "numbers": chosen.numbers, "kinds": chosen.seen.kinds}
-        return profile(chosen.maps, tokens, **options), truncated
+        options = {"numbers": chosen.numbers, "kinds": chosen.seen.kinds, "statistics": text_statistics(tokens)}
+        return profile(chosen.maps, tokens, special=self.special(ids), **options), truncated
 
     def probe(self, layers: Sequence[int] | None = None) -> RoleTable:
         """The roles of the heads on a sequence of random tokens that is repeated once.
 
-        Only the repetition predicts the next token there, so induction and duplicate-token heads are visible.
+        Only the repetition predicts the next token there, so induction and duplicate-token heads are visible. The
+        special tokens before and after a text stay: those of the text "a" show where they are.
         """
         example = self._inputs("a", None)
         ids = example["input_ids"][0].tolist()
@@ -216,10 +215,10 @@ class TextReader:
         Take another text than that of the split, whose heads were chosen on it.
         """
         self._check_causal("cache_cost")
-        inputs = self.tokenize(text, length)
-        return cost_of(self, split, inputs, seed)
+        return cost_of(self, split, self.tokenize(text, length), seed)
 
     def _check_causal(self, method: str) -> None:
+        """Refuse a method for a model that does not predict the next token."""
         if not _predicts_next_token(self.model):
             raise RegardError(
                 f"TextReader.{method}: {type(self.model).__name__} does not predict the next token; only causal "
@@ -320,6 +319,7 @@ class TextReader:
         return roles(chosen.maps, tokens, null=null, null_tokens=shuffled, special=special, numbers=chosen.numbers)
 
     def _claims_causal(self, maps: dict[str, AttentionMap]) -> bool:
+        """Whether every module of these maps says that it is causal, so that a map that is not is worth a warning."""
         modules = (self._encoder().get_submodule(name) for name in maps)
         return all(getattr(module, "is_causal", False) is True for module in modules)
 
@@ -345,6 +345,7 @@ class TextReader:
         return {"decoder": reason}
 
     def _inputs(self, text: str, length: int | None) -> dict[str, Any]:
+        """The tensors (1, n) that the tokenizer makes of the first `length` tokens of a text (None: all)."""
         truncation = {"truncation": True, "max_length": length} if length is not None else {}
         inputs = self.tokenizer(text, return_tensors="pt", verbose=False, **truncation)
         return {name: inputs[name] for name in ("input_ids", "attention_mask", "token_type_ids") if name in inputs}
@@ -369,6 +370,7 @@ def _run(model: Any, inputs: dict[str, Any]) -> None:
 
 
 def _predicts_next_token(model: Any) -> bool:
+    """Whether a model is a causal language model, by the class that transformers lists as one."""
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
         MODEL_FOR_MASKED_LM_MAPPING_NAMES,

@@ -35,7 +35,7 @@ def stage_size(inputs: ModelInputs, name: str) -> tuple[int, int]:
 
 
 def window_tokens(rows: int, columns: int, window: int, shift: int) -> Tensor:
-    """The patches of every window, (windows, window * window), as row * columns + column.
+    """The patches of every window, (windows, window * window), as row * columns + column; the image is rolled first.
 
     >>> window_tokens(4, 4, 2, shift=1)[0].tolist()  # the image is rolled by one row and one column
     [5, 6, 9, 10]
@@ -64,6 +64,7 @@ def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int 
 
 
 def _check(name: str, rows: int, columns: int, window: int, num_heads: int) -> None:
+    """Refuse images that are padded to whole windows, and maps above `LARGEST` bytes in float32."""
     if rows % window or columns % window:
         raise RegardError(
             f"show: {name} has {rows} x {columns} patches, which are padded to whole windows of {window} x {window}. "

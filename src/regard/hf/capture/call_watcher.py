@@ -128,6 +128,7 @@ class WatchedCalls(WatchedAttention):
         raise NotCaptured(f"seen[{number}]: {kept} ({reason}). Call attention inside the with-block of watch.")
 
     def _sliced(self, part: slice) -> list[str]:
+        """The names of the calls of a slice of all numbers, without calls that have no map."""
         by_number = {layer_number(name): name for name in self.names}
         return [by_number[number] for number in range(self.num_calls)[part] if number in by_number]
 
@@ -142,7 +143,11 @@ class WatchedCalls(WatchedAttention):
 
 
 class CallWatcher(Watcher):
-    """Observes all calls of the thread that opened the block, and keeps each as a capture or as a reason."""
+    """Observes all calls of the thread that opened the block, and keeps each as a capture or as a reason.
+
+    Each call counts as a module of its own, by the name that `WatchedCalls.new_name` gives it. `torch_parts` has the
+    kind of a call, such as "nn.MultiheadAttention", where the watch of a model has the part of the model.
+    """
 
     def __init__(
         self,
@@ -163,6 +168,7 @@ class CallWatcher(Watcher):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
+        """A block in which all calls of this thread are kept."""
         with ExitStack() as stack:
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(backend_calls.observed_by(self))
@@ -172,6 +178,7 @@ class CallWatcher(Watcher):
             yield
 
     def paused(self) -> AbstractContextManager[None]:
+        """A block in which no function is reported: `regard.attend` computes, and reports its own map."""
         return function_calls.paused()
 
     def conclude(self) -> None:
@@ -181,9 +188,14 @@ class CallWatcher(Watcher):
     # Events
 
     def observes_functions(self, module: nn.Module) -> bool:
+        """No: `function_calls` reports the functions of the whole block, not those of single modules."""
         return False
 
     def module_started(self, module: nn.Module) -> None:
+        """Note a module that runs; TorchScript has no map, because it runs without Python.
+
+        The first of several open blocks tells `function_calls`, which is shared by them, that a module runs.
+        """
         if not self._is_own():
             return
         if not is_called_attention(module):  # its caller has the attention
@@ -196,6 +208,7 @@ class CallWatcher(Watcher):
             self._keep_missing(module, SCRIPTED)
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep the attention of a fused module of torch that ended, if no call inside of it was seen."""
         if not self._is_own():
             return
         if function_calls.is_first(self):
@@ -214,7 +227,10 @@ class CallWatcher(Watcher):
     def _keep_fused(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, is_seen: bool
     ) -> None:
-        """Keep the attention of a module of torch, if no call was seen inside."""
+        """Keep the attention of a module of torch, if no call was seen inside.
+
+        `is_plain`: the module has the code of torch. Other code may compute something else, so its map must be proved.
+        """
         is_plain = type(module) in FUSED and "forward" not in vars(module)
         if not is_plain and OF_TORCH & names_called(type(module)) and may_fuse(module):
             self._keep_missing(module, REPLACED)
@@ -227,6 +243,7 @@ class CallWatcher(Watcher):
     def function_called(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> None:
+        """Keep a call of a function of torch, unless a backend or `attend` made it, which are reported themselves."""
         if backend_calls.inside or attend_listeners.busy:
             return
         if function is F.multi_head_attention_forward:
@@ -235,13 +252,16 @@ class CallWatcher(Watcher):
             self._keep_new(DIRECT, lambda: sdpa(NO_MODULE, args, kwargs, output))
 
     def call_edited(self, observed: ObservedCall) -> None:
+        """Keep an edited call; if it is that of a fused module, the end of this module must not keep it again."""
         self.edited = observed.call.module
         self._keep_new(observed.call.backend, lambda: observed)
 
     def backend_called(self, call: AttentionCall, output: Any) -> None:
+        """Keep a call of a backend of transformers."""
         self._keep_new(type(call.module).__name__, lambda: observed_backend(call, output))
 
     def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:
+        """Keep a map that a module of `regard.nn` reports, or `attend` (no module)."""
         running = self.running.modules
         if module is None and (backend_calls.inside or (running and isinstance(running[-1], Attends))):
             return  # the backend call is observed, and these modules report their own maps
@@ -253,6 +273,7 @@ class CallWatcher(Watcher):
     # Captures
 
     def _is_own(self) -> bool:
+        """Whether this thread opened the block."""
         return threading.get_ident() == self.thread
 
     def _new_name(self, kind: str) -> str | None:
@@ -269,15 +290,18 @@ class CallWatcher(Watcher):
             self._keep(name, self._with_graph(lambda: self._proved(self._capture(name, observe()), is_known)))
 
     def _proved(self, capture: KeptCall, is_known: bool) -> KeptCall:
+        """A call whose code is known, or whose map was verified; `Untranslatable` for any other."""
         if not is_known and not capture.check.ok:
             raise Untranslatable(REPLACED)
         return capture
 
     def _keep_missing(self, module: nn.Module, reason: str) -> None:
+        """Count a call of a module that has no map, with the reason."""
         if (name := self._new_name(type(module).__name__)) is not None:
             self.missing[name] = f"{type(module).__name__}: {reason}"
 
     def _keep(self, name: str | None, capture: Callable[[], KeptCall]) -> None:
+        """Keep a call. A reason why it has no map begins with the kind of the call."""
         super()._keep(name, capture)
         kind = self.torch_parts.pop(name or "", "")
         if name in self.missing:

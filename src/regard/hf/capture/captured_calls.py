@@ -54,7 +54,8 @@ def deferred_call(
 
     These layers project inside one fused kernel, which does not return queries and keys. Projecting again while the
     model runs would take a fifth of its time. So the inputs are kept, and projected later. This is only done for layers
-    with torch's own forward, which never changes its inputs in place.
+    with torch's own forward, which never changes its inputs in place. If a user changes inputs or parameters later,
+    their versions or a sample of their numbers tell.
     """
     attention, positions = translation.attention, translation.positions
     query, key, _ = inputs.shaped()
@@ -62,6 +63,7 @@ def deferred_call(
     versions, sample = inputs.versions(keeps_values), inputs.sample(keeps_values)
 
     def project(*numbers: int) -> list[Tensor]:
+        """Project some of the queries (0), keys (1) and values (2)."""
         is_same = all(torch.equal(now, then) for now, then in zip(inputs.sample(keeps_values), sample, strict=True))
         if not is_same or inputs.versions(keeps_values) != versions:
             raise RegardError(
@@ -119,11 +121,11 @@ class SharedKeys:
 
 @dataclass(eq=False)
 class Capture(KeptCall):
-    """One call of a module: its pieces, queries and keys, the verification, and the log-sum-exp of rows if known, with
-    the states of reductions that were computed with it.
+    """One call of a module: its pieces, queries (B, H, I, D) and keys, and its verification.
 
-    `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. If `is_live`, the
-    tensors have their graphs.
+    `logsumexp` (B, H, I) is that of the rows if the kernel returned it, and `states` are those of reductions that it
+    computed. `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. If
+    `is_live`, the tensors have their graphs.
     """
 
     attention: Attention
@@ -172,6 +174,7 @@ class Capture(KeptCall):
             self.values.tensor = self.values.tensor.clone()
 
     def _scored(self) -> ScoredMap:
+        """The weights before edits of weights. The shared keys may be longer than those of this call, and are cut."""
         B, H, I, _ = self.query.shape
         grid = Grid.whole(self.positions, B, H, I, self.query.device)
         row_statistic = None if self.logsumexp is None else (self.logsumexp,)
@@ -204,6 +207,7 @@ class ModuleMap(KeptCall):
 
     @property
     def map(self) -> AttentionMap:
+        """The map; those of several steps are joined when it is first read."""
         if len(self.maps) > 1:
             self.maps[:] = [joined(self.maps)]
         return self.maps[0]
@@ -310,6 +314,7 @@ class ModuleCalls:
             self.calls[-1], self.part = joined, joined.part or self.part
 
     def _end_run(self) -> None:
+        """Verify the calls of a recurrent layer that continue each other, and release what the next would need."""
         if self.recurrent is not None:
             if self.statistics is None:
                 self.recurrent.verify()
@@ -382,4 +387,5 @@ def differential(module: Any, first: Capture, halves: list[ObservedCall], output
 
 
 def _exp_dot(left: Tensor, right: Tensor) -> Tensor:
+    """exp(left . right), in float32."""
     return (left * right).sum(-1, dtype=torch.float32).exp()

@@ -18,7 +18,10 @@ from regard.hf.capture.model_maps import WatchedAttention
 
 @dataclass(eq=False)
 class GenerationParts(CallParts):
-    """The values of a module in a generation, and what its heads write; `last_pass` are those of the last pass."""
+    """The values of a module in a generation, and what its heads write; `last_pass` are those of the last pass.
+
+    What depends on the pass, such as a gate between heads and output projection, cannot be joined.
+    """
 
     last_pass: CallParts
 
@@ -28,10 +31,12 @@ class GenerationParts(CallParts):
 
     @property
     def gates(self) -> Tensor:
+        """The gates (H, I): numbers that `rg.hf.gated` holds for the whole block, so the last row serves all rows."""
         return self.last_pass.gates[:, -1:].expand(-1, self.weights.shape[2])
 
     @cached_property
     def joined(self) -> Tensor:
+        """The input of the output projection, (B, I, H, E), computed anew as weights @ values."""
         if not self.is_direct:
             raise NoValues(
                 "a gate or a norm before the output projection belongs to a single pass; read the parts of a pass: "
@@ -124,11 +129,13 @@ class Generation(WatchedAttention):
             )
         record, n = self._record, sequences[number]
         padding = record.starts()[n]
+        # Without padding the rows before the prompt stay: an earlier cache that is continued, or embeddings.
         start = max(record.first + padding if padding else 0, self._tokens_of.rows.start)
         rows = range(start, record.first + record.lengths[n] - 1)
         return Generation(record, self._seen, TokenRange((n,), rows, real_range(record.source, record.row(n, 0))))
 
     def _call(self, name: str | int, call: int) -> CallParts:
+        """The parts of a module in the whole text, which know those of its last pass."""
         parts = super()._call(name, call)
         last_pass = CallParts(parts.name, self._seen._parts[parts.name], -1, parts.kept)
         return GenerationParts(parts.name, parts.calls, parts.call, parts.kept, last_pass)
@@ -141,6 +148,7 @@ class Generation(WatchedAttention):
 
 
 def _check(record: GenerationRecord) -> None:
+    """Refuse a generation whose passes are not all known, with the reason."""
     if record.is_nested:
         raise RegardError(
             "seen.generation: the model generated inside its own generate() (assisted by its own early layers), so its "

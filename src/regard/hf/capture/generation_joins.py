@@ -49,6 +49,7 @@ class CallRows:
 
     @property
     def stop(self) -> int:
+        """The row of the joined map after the last one."""
         return self.start + len(self.rows)
 
     def key(self, columns: range) -> Tensor:
@@ -117,7 +118,10 @@ def _are_mergeable(attentions: Sequence[Attention]) -> bool:
 
 
 def _keys(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> Tensor | None:
-    """The keys of all columns, each from the call that read its token; None if a later call has another key there."""
+    """The keys of all columns, each from the call that read its token; None if a later call has another key there.
+
+    Row r of the joined map is the token of column r + `shift`. Columns before the first row belong to the first call.
+    """
     if is_cross:
         key, shift = parts[0].key(range(num_keys)), num_keys
     else:
@@ -177,6 +181,7 @@ def _fits(candidate: Mask | None, sizes: Sizes, positions: Positions) -> bool:
 
 
 def _agrees(candidate: Mask | None, part: CallRows, positions: Positions, num_keys: int) -> bool:
+    """Whether a mask of the joined map allows the pairs that the call allowed, in these rows."""
     allowed = part.allowed(num_keys)
     if candidate is None:
         return bool(allowed.all())
@@ -203,24 +208,20 @@ def joined_statistics(
     every_row = all(len(part.rows) == part.call.shape[2] for part in parts)
     kinds = (*OF_ROWS, OF_KEYS) if every_row else OF_ROWS
     without = Distance if module.part == "cross" else ()
-    reductions = tuple(
-        reduction
-        for reduction in statistics.reductions
-        if isinstance(reduction, kinds) and not isinstance(reduction, without)
-    )
+    reductions = tuple(one for one in statistics.reductions if isinstance(one, kinds) and not isinstance(one, without))
+    numbered = [(part, module.calls.index(part.call)) for part in parts]
     results = tuple(
-        _joined(
-            reduction,
-            [(part, statistics.of(reduction, module.calls.index(part.call))) for part in parts],
-            num_queries,
-            num_keys,
-        )
-        for reduction in reductions
+        _joined(one, [(part, statistics.of(one, number)) for part, number in numbered], num_queries, num_keys)
+        for one in reductions
     )
     return ModuleStatistics(statistics.name, reductions, [results])
 
 
 def _joined(reduction: Reduction, parts: Sequence[tuple[CallRows, Any]], num_queries: int, num_keys: int) -> Any:
+    """The result of a reduction for the joined map, from the rows and the result of each call.
+
+    Keys of links are moved to those of the joined map; totals of keys are added.
+    """
     if isinstance(reduction, TopLinks):
         weights = _rows([(part, links.weights) for part, links in parts], num_queries)
         return RowLinks(weights, _rows([(part, links.keys + part.offset) for part, links in parts], num_queries))
@@ -277,9 +278,10 @@ class GenerationRecord:
     """What was observed of one `generate()`.
 
     `prompt` (R, P) has a row for each row of the cache. `real` (R, P) and `source` (R, J) say which tokens of the
-    decoder and of the encoder are no padding. `first` is the position of the first token of the prompt. `before` has
-    the number of calls of each module before the first pass. `tokens` (N, L) are the returned sequences, and `beams`
-    (N, T) the row of the cache that each generated token came from, -1 after the end.
+    decoder and of the encoder are no padding. `first` is the position of the first token of the prompt. `ends` are the
+    tokens that end a text. `before` has the number of calls of each module before the first pass. `tokens` (N, L) are
+    the returned sequences, and `beams` (N, T) the row of the cache that each generated token came from, -1 after the
+    end. `is_nested`: another `generate()` ran inside of it. `is_dropped`: its first passes were dropped.
     """
 
     prompt: Tensor
@@ -320,7 +322,7 @@ class GenerationRecord:
 
 @dataclass(frozen=True)
 class TokenRange:
-    """A range of the tokens: `rows` of the decoder and `source` of the encoder (None: all), for some sequences."""
+    """Tokens of some returned sequences: `rows`, positions in the decoder, and `source` in the encoder (None: all)."""
 
     sequences: tuple[int, ...]
     rows: range
@@ -338,13 +340,14 @@ class ModuleJoin:
 
     @cached_property
     def _steps(self) -> list[list[KeptCall]]:
-        """Its calls in each pass."""
+        """Its calls in each pass. Their numbers count dropped calls too, which the list of calls does not have."""
         numbers = [a_pass.calls.get(self.name, range(0)) for a_pass in self.record.passes]
         dropped = self.module.num_dropped
         return [[self.module.calls[n - dropped] for n in of_pass] for of_pass in numbers]
 
     @cached_property
     def _runs_in_every_pass(self) -> bool:
+        """Whether it runs equally often in every pass, and at least once; an encoder does not."""
         counts = {len(calls) for calls in self._steps}
         return len(counts) == 1 and counts != {0}
 
@@ -370,7 +373,11 @@ class ModuleJoin:
         return self._of_encoder(next((calls[-1] for calls in self._steps if calls), None))
 
     def _of_encoder(self, call: KeptCall | None = None) -> list[KeptCall]:
-        """The last call before the first pass, or the given one: all its tokens, for each of the sequences."""
+        """The last call before the first pass, or the given one: all its tokens, for each of the sequences.
+
+        An encoder runs once for each text, and the cache has a row for each beam of a text, one after the other. So
+        `row * B // R` is the text of a row. If padding is cut off, the keys are cut like the queries.
+        """
         number = self.record.before.get(self.name, 0) - 1 - self.module.num_dropped
         call = self.module.calls[number] if call is None and number >= 0 else call
         if call is None:
@@ -403,6 +410,7 @@ class ModuleJoin:
 
     @property
     def _is_cross(self) -> bool:
+        """Whether its keys are tokens of the encoder."""
         return self.module.part == "cross"
 
     def _keys(self, num_keys: int) -> range:
@@ -425,6 +433,7 @@ class ModuleJoin:
         return ends
 
     def _map(self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range) -> AttentionMap:
+        """One map of queries and keys where this is possible, the map of the only call, or the joined maps."""
         parts = self._parts(calls, starts, ends, rows, keys)
         merged = merged_map(parts, len(rows), len(keys), self._is_cross)
         if merged is not None:
@@ -442,7 +451,7 @@ class ModuleJoin:
     def _parts(
         self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range
     ) -> list[CallRows]:
-        """The rows of each call that are rows of the map."""
+        """The rows of each call that are rows of the map; of the last call alone, if it has the rows of all tokens."""
         if _every_call_has_all(calls, starts) and self._states_follow_beams(calls, starts, ends):
             return list(self._last_calls(calls, ends, rows, keys))
         return list(self._each_call(calls, starts, ends, rows, keys))
@@ -450,7 +459,8 @@ class ModuleJoin:
     def _states_follow_beams(self, calls: list[KeptCall], starts: list[int], ends: list[int]) -> bool:
         """Whether the states of a recurrent layer were reordered with the beams.
 
-        Those of MiniMax are not: a text goes on with the state of another one, so its last call has other rows.
+        Those of MiniMax are not: a text goes on with the state of another one, so its last call has other rows. The
+        last call knows from which entry of each earlier call its state came, which must be the row of the beam.
         """
         record = self.record
         if record.beams is None or not calls[-1].has_state:
@@ -510,6 +520,7 @@ class ModuleJoin:
             for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
                 first = start if n else keys.start  # the first call has the values of an earlier cache
                 read.append((call, end, first, min([end, *starts[n + 1 :]]), self._entries(start, end) >= 0))
+        # Of each call the values of the tokens `first` to `stop` are read, for the sequences that are present.
         values = None
         for call, end, first, stop, present in read:
             tokens = range(max(first, keys.start), min(stop, keys.stop))
@@ -523,11 +534,15 @@ class ModuleJoin:
         return values
 
     def _last_call(self, sequence: int, ends: list[int]) -> int:
+        """The number of the call that read the last token of a sequence; its very last token is not read."""
         length = self.record.first + self.record.lengths[sequence] - 1
         return next((number for number, end in enumerate(ends) if end >= length), len(ends) - 1)
 
     def _entries(self, start: int, end: int) -> Tensor:
-        """The row of the cache of each sequence in the pass that read these tokens; -1 after its end."""
+        """The row of the cache of each sequence in the pass that read these tokens; -1 after its end.
+
+        Step 0 reads the prompt, and step t the token that step t - 1 predicted. The last token is not read.
+        """
         record = self.record
         step = max(0, end - record.first - record.prompt.shape[1])
         stops = [record.first + record.lengths[n] - 1 for n in self.part.sequences]
@@ -556,11 +571,13 @@ def _is_one_map(parts: Sequence[CallRows], num_queries: int, num_keys: int) -> b
 
 
 def _rows_of_one_map(call: KeptCall, rows: range, entries: Tensor, num_keys: int) -> AttentionMap:
+    """Some rows of the map of a call for these batch entries; as many keys as rows are the keys of the same tokens."""
     offset = -rows.start if num_keys == len(rows) else 0
     return JoinedMap([MapRows(_source(call), rows, 0, offset, entries)], len(rows), num_keys)
 
 
 def _values_of_one_call(call: KeptCall, keys: range, entries: Tensor) -> Tensor:
+    """The values (N, G, J', E) of some keys of a call, for these batch entries."""
     return call.read_values()[entries][:, :, keys.start : keys.stop]
 
 
@@ -574,4 +591,5 @@ def real_range(real: Tensor | None, row: int) -> range | None:
 
 
 def _width(real: Tensor | None) -> int | None:
+    """The number of tokens in `real` (R, J), the padding of an encoder; None if it is not known."""
     return None if real is None else real.shape[1]

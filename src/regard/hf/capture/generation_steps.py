@@ -49,6 +49,7 @@ class GenerationCalls:
 
     @contextmanager
     def observed_by(self, observer: CallObserver) -> Iterator[None]:
+        """A block whose generations are reported to an observer. Without transformers there are none to report."""
         module = sys.modules.get("transformers.generation.utils")
         mixin = getattr(module, "GenerationMixin", None)
         if mixin is None:
@@ -62,6 +63,7 @@ class GenerationCalls:
             self._close(mixin)
 
     def _open(self, mixin: Any) -> None:
+        """Replace the methods, if no other block has."""
         with self._lock:
             self._num_open += 1
             if self._num_open > 1:
@@ -84,6 +86,8 @@ class GenerationCalls:
             self._replacements.clear()
 
     def _reporting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A method that decodes like `original`, and reports to the observers."""
+
         @wraps(original)
         def run(model: Any, input_ids: Tensor, *args: Any, **options: Any) -> Any:
             if not self.observers:
@@ -101,6 +105,7 @@ class GenerationCalls:
                 tokens = output if output is None or isinstance(output, Tensor) else output.sequences
                 for observer in self.observers:
                     observer.generation_ended(model, tokens, getattr(output, "beam_indices", None))
+            # If the configuration was replaced, the caller did not ask for the detailed result.
             return output if options.get("generation_config") is given else tokens
 
         return run
@@ -155,7 +160,12 @@ class WatchedStep(WatchedAttention):
 
 
 class GenerationRecorder(CallObserver):
-    """Observes the forward passes of a model, and the beginning and end of each `generate()`."""
+    """Observes the forward passes of a model, and the beginning and end of each `generate()`.
+
+    `names` returns the modules of the watched model, which may change while it runs. During a generation a pass is a
+    call of the model that generates, which may be a part of the watched model; else it is a call of the model.
+    `_depth` counts the generations that run inside each other, `_number` the passes of the current one.
+    """
 
     def __init__(
         self,
@@ -175,6 +185,7 @@ class GenerationRecorder(CallObserver):
     # Generations
 
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None:
+        """Begin a record; a generation inside another one only marks the record of the outer one as nested."""
         if not self._concerns(model):
             return
         check_generation(model, options.get("generation_config"))
@@ -190,6 +201,7 @@ class GenerationRecorder(CallObserver):
         self.seen._generations.append(partial(Generation, self._record))
 
     def generation_ended(self, model: nn.Module, tokens: Tensor | None, beams: Tensor | None) -> None:
+        """Put the result into the record; None after an error."""
         if not self._concerns(model):
             return
         self._depth -= 1
@@ -207,10 +219,12 @@ class GenerationRecorder(CallObserver):
     # Forward passes
 
     def module_started(self, module: nn.Module) -> None:
+        """Note the number of calls before a pass."""
         if self._is_pass(module):
             self._started = self._counts()
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Record a pass, give it to the function of the user, and drop old passes."""
         if output is None or not self._is_pass(module):
             return
         calls = {name: range(self._started.get(name, 0), count) for name, count in self._counts().items()}
@@ -249,14 +263,23 @@ class GenerationRecorder(CallObserver):
             self._record.passes.clear()
 
     def _is_pass(self, module: nn.Module) -> bool:
+        """Whether a call of this module is a forward pass; not in a nested generation, nor when a backward pass
+        computes the forward pass again.
+        """
         is_model = module is (self._generating or self.model)
         return is_model and self._depth < 2 and not inside_backward()
 
     def _counts(self) -> dict[str, int]:
+        """The number of calls of each attention module so far."""
         return {name: calls.num_calls for name, calls in self.seen._parts.items()}
 
 
 def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[str, int]) -> GenerationRecord:
+    """The record of a generation that begins: `options` are those of the method that decodes.
+
+    In an encoder-decoder `attention_mask` belongs to the encoder. A mask of other sizes than the prompt says nothing
+    about its tokens.
+    """
     config = options.get("generation_config")
     ends = getattr(config, "_eos_token_tensor", None)
     translates = bool(getattr(model.config, "is_encoder_decoder", False))
@@ -277,6 +300,7 @@ def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int
     """The position of the first token of the prompt: not 0 after embeddings, or if an earlier cache is continued.
 
     A cache is continued with the whole text, or only with its new tokens. Then the mask is longer than the prompt.
+    Without a mask transformers notes its length in `_mask_length`.
     """
     embeddings = options.get("inputs_embeds")
     if isinstance(embeddings, Tensor):
@@ -305,6 +329,7 @@ def _num_cached(kwargs: dict[str, Any], output: Any) -> int | None:
 
 
 def _length(cache: Any) -> int | None:
+    """The number of tokens in a cache of transformers; None if it does not say."""
     length = getattr(cache, "get_seq_length", None)
     if length is None:
         return None

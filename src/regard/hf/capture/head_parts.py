@@ -64,7 +64,8 @@ class FinalNorm:
 class FinalRead:
     """One call of the language-model head: its final norm, and the attention modules whose sums reach it.
 
-    `without` has the other ones, and why.
+    `norm` is the reason why there is none if the head reads something else. `without` has the modules whose sums do not
+    reach it, and why.
     """
 
     norm: FinalNorm | str
@@ -74,7 +75,10 @@ class FinalRead:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """A few rows of one call of a block: its input, its output, and whether it is a sum."""
+    """A few rows of one call of a block: its input, its output, and whether the output is the input plus its parts.
+
+    `names` are the attention modules in the block.
+    """
 
     names: tuple[str, ...]
     before: Tensor
@@ -84,7 +88,11 @@ class _Block:
 
 @dataclass(eq=False)
 class _Running:
-    """What the blocks of one run did so far."""
+    """What the blocks of one run did so far.
+
+    `parts` has the results of the children of a block that runs, except norms, and `written` the results of output
+    projections by attention module.
+    """
 
     parts: dict[nn.Module, list[Tensor]] = field(default_factory=dict)
     written: dict[str, Tensor] = field(default_factory=dict)
@@ -137,6 +145,7 @@ class ResidualStream:
             self._running = _Running()
 
     def _keep_block(self, block: nn.Module, given: Tensor, result: Tensor) -> None:
+        """Note whether a block that ended added what its heads wrote (`own`) and other parts to its input."""
         running, names = self._running, self._blocks[block]
         parts = running.parts.pop(block, [])
         written = [running.written.pop(name) for name in names if name in running.written]
@@ -188,14 +197,17 @@ def _are_equal(left: Tensor, right: list[Tensor], dtype: torch.dtype) -> bool:
 
 
 def _is_sum(before: Tensor, after: Tensor, own: list[Tensor], others: list[Tensor], dtype: torch.dtype) -> bool:
-    """Whether a block adds what its heads wrote, and a few other parts, to its input."""
+    """Whether a block adds what its heads wrote, and a few other parts, to its input; it may use only some of these."""
     counts = range(min(PARTS, len(others)) + 1)
     choices = (chosen for count in counts for chosen in combinations(others, count))
     return any(_are_equal(after, [before, *own, *chosen], dtype) for chosen in choices)
 
 
 def _final_read(running: _Running, given: Tensor) -> FinalRead:
-    """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it."""
+    """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it.
+
+    From the last block back, each must hand its sum to the next one, unchanged; the last one to the norm.
+    """
     if running.norm is None or given.untyped_storage().data_ptr() != running.norm[2].untyped_storage().data_ptr():
         return FinalRead("the language-model head does not read the result of a norm of the residual stream")
     module, x, y = running.norm
@@ -205,7 +217,7 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
     known: set[str] = set()
     stream, reaches = _rows(x), True
     for block in reversed(running.blocks):
-        if known.isdisjoint(block.names):  # else of an earlier run that did not reach the head
+        if known.isdisjoint(block.names):  # else this is a call in an earlier run, which did not reach the head
             reaches = reaches and block.is_sum and _are_equal(block.after, [stream], x.dtype)
             without |= {} if reaches else dict.fromkeys(block.names, NOT_A_SUM)
             known |= {*block.names}
@@ -214,7 +226,10 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
 
 
 def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
-    """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best."""
+    """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best.
+
+    A norm may subtract the mean, and its gain is its weight, or one more (Gemma). Else the reason why it is neither.
+    """
     with loaded(module):
         wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
     weight = torch.ones_like(wide[0, 0]) if weight is None else at_least_float32(weight.detach())
@@ -246,7 +261,8 @@ class JoinedHeads:
     """The inputs of the output projections of attention modules, in the order of their calls.
 
     A gate or a norm between the weighted values and the projection is part of this input, so its slices times the
-    slices of the matrix are what the heads write into the residual stream.
+    slices of the matrix are what the heads write into the residual stream. `layers` has the projection of each module,
+    and `without` the reason why that of a module is not known, or not any more.
     """
 
     def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:
@@ -296,7 +312,10 @@ class JoinedHeads:
         return name in self._uncalled and name not in self._inputs
 
     def of_call(self, name: str, shapes: Sequence[Shape], call: int) -> Tensor:
-        """The heads (B, I, H, E) of one of the calls of a module. A call that joins steps has one input for each."""
+        """The heads (B, I, H, E) of one of the calls of a module. A call that joins steps has one input for each.
+
+        `shapes` are those of all calls: the inputs are dealt out to them in order, and none may be left over.
+        """
         if name not in self._inputs:
             raise NoValues(
                 "its output projection was not called as a module inside the with-block (compiled code is not)"
@@ -322,7 +341,7 @@ def linear_layer(module: nn.Module | None) -> LinearLayer | None:
 
 
 def _sample(given: Tensor, output: Any) -> tuple[Tensor, Tensor] | None:
-    """A few rows of the input and the output of a layer; None if they are not those of a linear layer."""
+    """A few rows of the input and the output of a layer, (r, inputs) and (r, outputs); None for another layer."""
     output = _first((output,))
     if output is None or given.shape[:-1] != output.shape[:-1]:
         return None
@@ -354,7 +373,11 @@ BETWEEN = (
 
 
 class KeptParts:
-    """What a watch with keep="qkv" keeps beside values: inputs of output projections, and the end of the stream."""
+    """What a watch with keep="qkv" keeps beside values: inputs of output projections, and the end of the stream.
+
+    `gates` has those of each call (`keep_gates`). `trusted` are modules of transformers, whose heads are known to stand
+    one after the other in the input of the projection; for others it is tested.
+    """
 
     def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:
         self.joined, self.stream = JoinedHeads(model, attending), ResidualStream(model, attending)
@@ -365,12 +388,16 @@ class KeptParts:
         }
 
     def module_ended(self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any) -> None:
+        """Follow a module that ended."""
         self._threads.add(threading.get_ident())
         name = self.joined.module_ended(module, args, kwargs, output)
         self.stream.module_ended(module, args, kwargs, output, name)
 
     def keep_gates(self, module: nn.Module | None, call: Any) -> None:
-        """Keep the gates (H, I) that are open at a call, or at a step that was appended to it."""
+        """Keep the gates (H, I) that are open at a call, or at a step that was appended to it.
+
+        A step adds columns: the gates of the rows before it are known.
+        """
         _, H, I, _ = call.shape
         factor = torch.ones(H)
         for (gated, _), gate in list(open_gates.items()):
@@ -386,7 +413,10 @@ class KeptParts:
 
 @dataclass(eq=False)
 class CallParts:
-    """One call of an attention module, and what was kept of it."""
+    """One call of an attention module, by its index `call` in `calls`, and what was kept of it.
+
+    Methods raise `NoValues` with the reason if they have no answer.
+    """
 
     name: str
     calls: ModuleCalls
@@ -395,10 +425,12 @@ class CallParts:
 
     @property
     def weights(self) -> AttentionMap:
+        """The map (B, H, I, J) of the call."""
         return self.calls.calls[self.call].map
 
     @cached_property
     def values(self) -> Tensor:
+        """The values (B, G, J, E) of the call."""
         return self.calls.calls[self.call].read_values()
 
     @property
@@ -448,6 +480,7 @@ class CallParts:
 
     @torch.no_grad()
     def _is_weighted_values(self, joined: Tensor) -> bool:
+        """Whether a few rows of (B, I, H, E) are weights @ values, or the outputs of an edit, times the gates."""
         _, H, I, _ = self.weights.shape
         rows = spread_indices(I, ROWS)
         tile, values = self.weights.tile(rows=rows), at_least_float32(self.values_of(torch.arange(H)))
@@ -489,6 +522,7 @@ class CallParts:
         return value_weighted(self.weights, self.values, self._matrix())
 
     def _has_projection(self) -> bool:
+        """Whether the projection reads the weighted values; a projection that was lost is an error."""
         try:
             return self.is_direct
         except LostProjection:

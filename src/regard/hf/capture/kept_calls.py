@@ -69,7 +69,10 @@ class KeptCall:
         return self.map
 
     def run(self) -> Iterator[tuple[KeptCall, Tensor | None]]:
-        """This call and those that it continues, the last first, with the batch entries of this call in each."""
+        """This call and those that it continues, the last first, each with the entries (B,) of this call's batch in it.
+
+        None: the entries are the same.
+        """
         yield self, None
 
     def read_values(self) -> Tensor:
@@ -121,6 +124,7 @@ def values_reader(call: KeptCall) -> Callable[[], Tensor]:
     alone = call.without_map()
 
     def read() -> Tensor:
+        """The values; a user gets the reason why there are none as a `RegardError`."""
         try:
             return alone.read_values()
         except NoValues as reason:
@@ -130,7 +134,10 @@ def values_reader(call: KeptCall) -> Callable[[], Tensor]:
 
 
 def values_of_product(product: WeightedSum, shape: tuple[int, int, int, int], kind: str) -> Tensor | NoValues:
-    """The values of a product with weights (B, H, I, J), or the reason why its operands do not show them."""
+    """The values (B, H, J, E) of a product with weights (B, H, I, J), or why its operands do not show them.
+
+    The product may have one axis for batch and heads together, as `torch.bmm` needs. `kind` is the class of the module.
+    """
     (B, H, _, J), values = shape, product.by_key
     if values is None:
         return NoValues(f"the product of {kind} with its weights does not show which axes of its values are the keys")
@@ -177,7 +184,10 @@ class Check:
 
 
 def worst(checks: list[Check]) -> Check:
-    """The failed check with the largest error, or else the passed one; it notes how many calls were not verified."""
+    """The failed check with the largest error, or else the passed one; it notes how many calls were not verified.
+
+    An error that is NaN is the worst.
+    """
     verified = [check for check in checks if check.ok is not None]
     if not verified:
         return checks[-1]
@@ -217,7 +227,10 @@ def _is_known(call: AttentionCall) -> bool:
 
 
 def _blocks(observed: ObservedCall, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batch entries and rows of each block that is recomputed at once."""
+    """Batch entries and rows of each block that is recomputed at once.
+
+    `is_whole`: the output of a module is only comparable for all rows together.
+    """
     call = observed.call
     (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device
     if every_row or observed.is_whole:
@@ -231,7 +244,10 @@ def _blocks(observed: ObservedCall, every_row: bool) -> Iterator[tuple[Tensor, T
 
 @dataclass
 class _Compared:
-    """The largest difference so far, the largest output, and the largest change that rounded scores explain."""
+    """The largest difference so far, the largest output, and the largest change that rounded scores explain.
+
+    `any_row`: a row was compared. `any_effect`: the output of the module depends on those of its heads.
+    """
 
     any_row: bool = False
     any_effect: bool = True
@@ -254,7 +270,7 @@ class _Compared:
             expected, empty = at_least_float32(finish(heads, entries, rows)), empty.any(1)
             if observed.is_whole:
                 self.any_effect = not torch.equal(expected, at_least_float32(finish(2 * heads, entries, rows)))
-        # an adapter may return its output in other axes than rows; then every number is compared
+        # An adapter may return its output in other axes than rows. Then every number is compared.
         if observed.is_whole and (expected.shape != actual.shape or actual.shape[:2] != empty.shape[:2]):
             empty = empty.new_zeros(())
         compared = expected.isfinite() & ~empty
@@ -262,11 +278,12 @@ class _Compared:
             return
         actual, expected = actual[compared], expected[compared]
         difference = float((expected - actual).abs().max())
-        self.error = max(self.error, difference) if difference == difference else difference
+        self.error = max(self.error, difference) if difference == difference else difference  # NaN stays
         self.largest_output = max(self.largest_output, float(actual.abs().max()))
         self.rounding, self.any_row = max(self.rounding, rounding), True
 
     def check(self, name: str, call: AttentionCall, dtype: torch.dtype) -> Check:
+        """The verdict on all rows. Eager code rounds scores to the dtype of the model, which may explain more error."""
         if not self.any_row:
             return Check(name, note="the values are not finite, or all compared rows are empty")
         share = TOLERANCE.get(dtype, TOLERANCE[torch.float32]) + (self.rounding if call.backend == "eager" else 0.0)
@@ -279,7 +296,10 @@ class _Compared:
 def _recompute(
     observed: ObservedCall, translation: Translation, entries: Tensor, rows: Tensor
 ) -> tuple[Tensor, Tensor, float]:
-    """Outputs (b, H, r, E), a flag for each empty row, and the error explained by scores in the model's dtype."""
+    """Outputs (b, H, r, E) of r rows, a flag for each empty row (b, H, r, 1), and the error that rounding explains.
+
+    A score s that is rounded to the dtype of the model changes its weight by the share |s| eps.
+    """
     attention, positions, call = translation.attention, translation.positions, observed.call
     B, H, I, _ = call.query.shape
     prepared = Prepared.of(attention, translation.query, call.key, positions)

@@ -23,14 +23,18 @@ NO_TEXT = torch.empty(1, 0)
 class ReadTexts:
     """The ids (B, n) of the text that a model read, and of that of its decoder if it has one; None if unknown.
 
-    With a cache they are all ids so far.
+    With a cache they are all ids so far. In an encoder-decoder `ids` are those of the encoder.
     """
 
     ids: Tensor | None = None
     target_ids: Tensor | None = None
 
     def after(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> ReadTexts:
-        """The ids after one more call of the whole model."""
+        """The ids after one more call of the whole model, or of the encoder of an encoder-decoder.
+
+        If no argument is called `input_ids`, the first tensor that may be ids is taken. A call with ids of the decoder
+        keeps the text of the encoder if it has none of its own: `generate` runs the encoder only once.
+        """
         given = dict(zip(_parameters(type(module)), args, strict=False)) | dict(kwargs)
         read_length = getattr(given.get("past_key_values"), "get_seq_length", None)
         length = 0 if read_length is None else int(read_length())
@@ -63,11 +67,15 @@ def _read_of_labels(module: nn.Module, labels: object) -> Tensor | None:
 
 
 def _are_ids(tensor: object) -> bool:
+    """Whether a tensor may be ids: whole numbers (B, n)."""
     return isinstance(tensor, Tensor) and tensor.ndim == 2 and tensor.dtype in (torch.int32, torch.int64)
 
 
 def _continued(before: Tensor | None, ids: Tensor | None, length: int) -> Tensor | None:
-    """The ids of `length` tokens, of which the last are those of this call."""
+    """The ids of `length` tokens in a cache, of which the last are those of this call; `before` has the others.
+
+    If `before` does not have them, as in the first call, these are only the ids of this call.
+    """
     if not _are_ids(ids):
         return before
     assert ids is not None
@@ -94,9 +102,11 @@ class ModelInputs:
 
     @property
     def is_pictured(self) -> bool:
+        """Whether there is an image, a video or a sound."""
         return any(name in self.values for name in PICTURED)
 
     def get(self, name: str) -> Tensor | None:
+        """An input by its name; None if the call did not have it."""
         return self.values.get(name)
 
 

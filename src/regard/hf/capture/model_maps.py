@@ -51,6 +51,7 @@ def token_id(token: Any, tokenizer: Any = None) -> int:
 
 
 def _of_text(token: str, tokenizer: Any) -> int:
+    """The id of a text, as an entry of the vocabulary, or else as the one token that the tokenizer makes of it."""
     if tokenizer is None:
         raise RegardError(
             f"seen.logit_effect(token={token!r}): a text needs its tokenizer. Watch with it, "
@@ -70,13 +71,15 @@ def _of_text(token: str, tokenizer: Any) -> int:
 
 
 def check_steps(calls: ModuleCalls, path: str) -> None:
-    """Refuse calls that read whole texts one after the other: no token of theirs is one token of a run."""
+    """Refuse calls that read whole texts one after the other: the number of a token does not say which call is meant.
+
+    `path` is the module, for the error.
+    """
     if any(I == J > 1 for _, _, I, J in (call.map.shape for call in calls.calls[1:])):
         raise RegardError(
             f"ActivationPatch(source=seen): {path} read a whole text {len(calls.calls)} times (layers that share a "
-            "module, "
-            "several runs, or a generation without a cache), so it is not known which of them is meant. Watch one run, "
-            "or give a tensor, such as seen.head_output(layer, call=n)."
+            "module, several runs, or a generation without a cache), so it is not known which of them is meant. Watch "
+            "one run, or give a tensor, such as seen.head_output(layer, call=n)."
         )
 
 
@@ -295,13 +298,14 @@ class WatchedAttention(HoldsMaps):
         return self._of_heads("logit_map", name, heads, call, lambda parts, h: parts.logit_map(tokens, h))
 
     def _token_ids(self, token: Name, against: Name | None, tokenizer: Any) -> list[int]:
+        """The id of a token, and that of the token against which it is measured, if there is one."""
         named = [token] if against is None else [token, against]
         return [token_id(one, self.tokenizer if tokenizer is None else tokenizer) for one in named]
 
     def _of_heads(
         self, caller: str, name: str | int, head: Any, call: int, read: Callable[[CallParts, Tensor], Any]
     ) -> Any:
-        """The result for each head, on axis 1; an integer drops the axis."""
+        """What `read` returns for some heads (None: all), which are on axis 1; an integer `head` drops the axis."""
         with _explained(f"seen.{caller}({name!r})"):
             parts = self._call(name, call)
             head = axis_index("head", head) if head is not None else None
@@ -309,6 +313,7 @@ class WatchedAttention(HoldsMaps):
         return result[:, 0] if isinstance(head, int) else result
 
     def _call(self, name: str | int, call: int) -> CallParts:
+        """One call of a module with its values; `NoValues` if they are not kept, or if there is no such call."""
         if self.kept is None:
             raise NoValues("values are not kept. Watch again with watch(model, keep='qkv')")
         part = self._part(name)
@@ -398,6 +403,7 @@ class WatchedAttention(HoldsMaps):
         return [self._joined[number] for number in range(len(self._generations))]
 
     def _forget_generations(self) -> None:
+        """Drop all generations: a watch that keeps only some steps lasts, and would hold every one."""
         self._generations.clear()
         self._joined.clear()
 
@@ -482,6 +488,7 @@ class WatchedAttention(HoldsMaps):
         return upper_layer("drawing").heatmap(weights, head=head, **options)
 
     def _title_of(self, layer: str | int) -> str:
+        """The name of a layer in the title of a heatmap."""
         if isinstance(layer, str):
             return layer
         number = _number(layer)
@@ -502,7 +509,11 @@ class WatchedAttention(HoldsMaps):
         return widget.watched_texts(self, tokens, targets, batch, image, grid)
 
     def names_of(self, weights: AttentionMap, batch: int = 0) -> Any:
-        """The tokens of the queries and keys of a map; None if the model read another number of tokens."""
+        """The tokens of a map of one text, or a pair, those of the queries and those of the keys.
+
+        Queries may be fewer than the tokens of the decoder: then they are the last ones. None if the model read another
+        number of tokens.
+        """
         token_names = [names for names in self.tokens_read(batch) if names is not None]
         keys = next((names for names in token_names if len(names) == weights.shape[3]), None)
         queries = next(
@@ -543,6 +554,7 @@ class WatchedAttention(HoldsMaps):
         return "\n".join([f"WatchedAttention({len(self)} attention modules)", *lines])
 
     def _view(self, belongs: Callable[[str], bool]) -> WatchedAttention:
+        """The modules whose part of the model, such as "encoder", belongs to the view."""
         parts = {name: part for name, part in self._parts.items() if belongs(part.part)}
         view = WatchedAttention(parts, self._missing, self._order, self._verified, self.model)
         view._take(self)
@@ -555,6 +567,7 @@ class WatchedAttention(HoldsMaps):
         self.has_chosen_layers = other.has_chosen_layers
 
     def _part(self, name: str | int) -> ModuleCalls:
+        """The calls of a module, by its path or number; `NotCaptured` says why there are none, or what is near."""
         if not isinstance(name, str | tuple):
             name = self._name(_number(name))
         names = self.names
@@ -573,7 +586,11 @@ class WatchedAttention(HoldsMaps):
         raise NotCaptured(f"seen[{name!r}]: {known}")
 
     def _name(self, number: int) -> str:
-        """The path of a module by its number."""
+        """The path of a module by its number: that of its layer if layers were chosen, else its place among the maps.
+
+        A negative number counts from the last map in both cases. A layer that is missing gives its path, so that the
+        error can say why.
+        """
         names, numbers = self.names, self._numbers
         if number >= 0 and numbers is not None:
             paths = [name for name, own in zip(names, numbers, strict=True) if own == number]
@@ -597,6 +614,7 @@ class WatchedAttention(HoldsMaps):
             return names[part]
 
         def bound(number: int | None) -> int | None:
+            """The layer that an end of the slice means; a negative one counts from the last chosen layer."""
             if number is None or number >= 0:
                 return number
             return numbers[number] if number >= -len(numbers) else 0

@@ -59,7 +59,10 @@ from regard.hf.edited_calls import (
 
 @dataclass(frozen=True, eq=False)
 class EditedResult:
-    """What a function or a module returns after an edit, and the edited call as watches see it."""
+    """What a function or a module returns after an edit, and the edited call as watches see it.
+
+    If an edit patched outputs of heads, `observed` has the output before the patch, which its weights reproduce.
+    """
 
     observed: ObservedCall | EditedProbe
     returned: Any
@@ -83,6 +86,7 @@ def edited_function(
 
 
 def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EditedResult | None:
+    """A call of `F.scaled_dot_product_attention` as the open edits change it; None if none does."""
     with as_mistakes(module):
         call = sdpa_call(module, args, kwargs)
     edited = edited_call(call)
@@ -114,7 +118,7 @@ def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
         observed = observed_module(module, args, kwargs, output)
     if not isinstance(module, nn.MultiheadAttention):
         return _edited_adapted(observed, output)
-    # what an edit computes again has no eval mode, so it drops weights whenever the call has a dropout
+    # An edited call drops weights whenever it has a dropout, so in eval mode it must have none.
     dropout = module.dropout if module.training else 0.0
     call = replace(observed.call, options=observed.call.options | {"dropout": dropout})
     given = multihead_arguments(module, args, kwargs)
@@ -122,7 +126,11 @@ def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _edited_adapted(observed: ObservedCall, output: Any) -> EditedResult | None:
-    """The result of a call that an adapter reads, after the open edits; None if none of them changes it."""
+    """The result of a call that an adapter reads, after the open edits; None if none of them changes it.
+
+    Before that, its own weights must reproduce the output of the module: else the adapter is wrong. Its `finish` takes
+    all rows at once and reads only its first argument.
+    """
     call, others = observed.call, () if isinstance(output, Tensor) else output[1:]
     if any(isinstance(other, Tensor) for other in others):
         raise RegardError(
@@ -147,7 +155,11 @@ def _edited_adapted(observed: ObservedCall, output: Any) -> EditedResult | None:
 def _edited(
     observed: ObservedCall, output: Any, given: dict[str, Any], batch_first: bool = False
 ) -> EditedResult | None:
-    """A call that torch projects, as the open edits change it."""
+    """A call that torch projects, as the open edits change it; None if none does.
+
+    `output` is what torch returned, outputs and weights, and `given` the arguments of the call. The result has the axes
+    of this output. As a call of eager code, `computed` returns the weights too.
+    """
     call = observed.call
     edited = edited_call(call)
     if edited is call:
@@ -167,6 +179,7 @@ def _edited(
 
 
 def _is_selected(module: nn.Module) -> bool:
+    """Whether an open edit selects heads of a module."""
     return any(editor.selects(module) for editor in editors)
 
 
@@ -196,6 +209,7 @@ class _FunctionMode(TorchFunctionMode):
         self.observers, self.open_modules = observers, open_modules
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch calls this in place of each function `func`. Edits are reported before the call that they change."""
         kwargs = kwargs or {}
         if measuring:
             return func(*args, **kwargs)
@@ -227,6 +241,10 @@ class _ModuleCalls:
 
     @contextmanager
     def observed_by(self, observer: CallObserver) -> Iterator[None]:
+        """A block whose modules are reported to an observer.
+
+        It may end while a module still runs: in an error, or inside the module. Then the last observer leaves the mode.
+        """
         self._open()
         try:
             with self.observers.adding(observer):
@@ -238,6 +256,7 @@ class _ModuleCalls:
             self._close()
 
     def _open(self) -> None:
+        """Register the hooks, if no other block has."""
         with self._lock:
             self._num_open += 1
             if self._num_open == 1:
@@ -247,6 +266,7 @@ class _ModuleCalls:
                 )
 
     def _close(self) -> None:
+        """Remove the hooks, if no other block needs them."""
         with self._lock:
             self._num_open -= 1
             if not self._num_open:
@@ -255,6 +275,7 @@ class _ModuleCalls:
                     _with_kwargs.pop(hook.id, None)  # torch keeps this entry, and compiled models then warn of hooks
 
     def _start(self, module: nn.Module, _: Any) -> None:
+        """Report the start of a module; enter the function mode at the first module whose functions are observed."""
         if measuring:
             return
         for observer in self.observers:
@@ -314,11 +335,14 @@ def may_fuse(module: nn.Module) -> bool:
 
 
 class _Mode(TorchFunctionMode):
+    """Reports each call of torch's attention functions to the observers of its thread."""
+
     def __init__(self, observers: ContextItems[CallObserver]) -> None:
         super().__init__()
         self.observers = observers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch calls this in place of each function `func`."""
         output = func(*args, **kwargs or {})
         if func is F.multi_head_attention_forward or any(func is known for known in SDPA):
             self._report(func, args, kwargs or {}, output)
@@ -326,6 +350,7 @@ class _Mode(TorchFunctionMode):
 
     @partial(uncompiled, reason=COMPILED)  # code that is compiled while the block is open
     def _report(self, func: Any, args: Any, kwargs: Any, output: Any) -> None:
+        """Report a call; code that torch compiles cannot, and says so."""
         for observer in self.observers:
             observer.function_called(func, args, kwargs, output)
 
@@ -349,6 +374,7 @@ class _EagerCode:
 
     @contextmanager
     def on(self) -> Iterator[None]:
+        """A block in which compiled code runs eagerly."""
         with self._lock:
             self._num_open += 1
         self.set()
@@ -373,6 +399,7 @@ class _EagerCode:
 
     @contextmanager
     def off(self) -> Iterator[None]:
+        """A block inside of it in which compiled code runs as compiled."""
         stance = self._stance
         if stance is not None:
             stance.__exit__(None, None, None)
@@ -394,7 +421,10 @@ class _ThreadState(threading.local):
 
 
 class FunctionCalls:
-    """The observers of this thread, and the mode that serves them all."""
+    """The observers of this thread, and the mode that reports attention functions to them all.
+
+    While a module with a fused path of torch runs, the mode is off: torch would leave that path.
+    """
 
     def __init__(self) -> None:
         self.observers: ContextItems[CallObserver] = ContextItems("function calls")
@@ -402,6 +432,7 @@ class FunctionCalls:
 
     @contextmanager
     def observed_by(self, observer: CallObserver) -> Iterator[None]:
+        """A block whose attention functions are reported to an observer."""
         here = self._here
         here.num_open += 1
         if here.num_open == 1:
@@ -433,6 +464,7 @@ class FunctionCalls:
         here.modules.append((module, before))
 
     def module_ended(self, module: nn.Module) -> None:
+        """Undo what `module_started` did for a module, and for those inside of it that an error ended."""
         here = self._here
         if not any(running is module for running, _ in here.modules):
             return

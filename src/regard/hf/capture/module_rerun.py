@@ -54,7 +54,11 @@ class LastWeights:
 
 
 class DenseCall(KeptCall):
-    """A call whose dense weights come from running its module again."""
+    """A call whose dense weights come from running its module again.
+
+    `sample` has a few rows of the weights or outputs of the watched run: another run must reproduce them. `slot` holds
+    the dense weights of one call of the whole watch, so that they are not in memory for every layer.
+    """
 
     name: str
     sample: Tensor
@@ -62,6 +66,7 @@ class DenseCall(KeptCall):
 
     @property
     def map(self) -> AttentionMap:
+        """The map, which computes its weights when they are first needed."""
         B, H, I, J = self.shape
         grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, self.sample.device)
         return DenseMap(self.weights, self.is_signed, grid, mask_of)
@@ -115,7 +120,11 @@ class StepMemory:
 
 @dataclass(eq=False)
 class RerunCall(DenseCall):
-    """One call of a module that computes softmax itself: the inputs to run it again, and a few rows of its weights."""
+    """One call of a module that computes softmax itself: the inputs to run it again, and a few rows of its weights.
+
+    `number` is the place of its softmax among those of the run. `small` has the weights if they take less memory than
+    the inputs, which are not kept then.
+    """
 
     name: str
     module: nn.Module
@@ -164,6 +173,7 @@ class RerunCall(DenseCall):
         return RerunCall(name, module, args, kwargs, shape, number, sample, slot, check, small, memory, values, changes)
 
     def read_values(self) -> Tensor:
+        """The values (B, H, J, E) of the product that the trace found."""
         assert self.values is not None
         if isinstance(self.values, NoValues):
             raise self.values
@@ -176,16 +186,23 @@ class RerunCall(DenseCall):
         return self.memory.is_the_same(later.memory)
 
     def followed_by(self, later: KeptCall) -> KeptCall | None:
+        """Both calls as steps of one decoder, if they have the same values."""
         return RerunSteps([self]).followed_by(later)
 
     def release(self) -> None:
+        """Release the values, which only the next call is compared with."""
         self.memory = None
 
     def weights(self) -> Tensor:
+        """The dense weights, (B, H, I, J)."""
         return super().weights() if self.small is None else self.small
 
     @torch.no_grad()
     def compute(self) -> Tensor:
+        """Run the module again, follow its softmaxes, and return the one that was its weights.
+
+        `forward` runs no hooks. The inputs are copied once more, because the module may append to its cache.
+        """
         self.check_budget(f"{type(self.module).__name__} computes all its weights at once")
         devices = [self.sample.device] if self.sample.is_cuda else []
         with torch.random.fork_rng(devices), _SoftmaxCatcher(self.changes) as caught:
@@ -227,6 +244,7 @@ class RerunSteps(DenseCall):
         return self.calls[-1].read_values()
 
     def compute(self) -> Tensor:
+        """The weights of all steps, a row each."""
         return torch.cat([call.weights() for call in self.calls], 2)
 
     def followed_by(self, later: KeptCall) -> RerunSteps | None:
@@ -242,6 +260,7 @@ class RerunSteps(DenseCall):
         return self
 
     def release(self) -> None:
+        """Release the values of the last step."""
         self.calls[-1].release()
 
 
@@ -260,6 +279,7 @@ class _SoftmaxCatcher(TorchFunctionMode):
         self.trace = Trace(changes=changes)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch calls this in place of each function `func`; an edit changes the softmax with its number."""
         kwargs = kwargs or {}
         change = self.trace.changes.get(len(self.trace.softmaxes)) if func in SOFTMAX else None
         output = func(*args, **kwargs) if change is None else change(func, args, kwargs)
@@ -268,7 +288,10 @@ class _SoftmaxCatcher(TorchFunctionMode):
 
 
 def four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor, output: Any) -> Tensor:
-    """The weights as (B, H, I, J), with batch size and number of queries read from the inputs, or from the output."""
+    """The weights as (B, H, I, J), with batch size and number of queries read from the inputs, or from the output.
+
+    `given` are the positional and the named inputs. Their shapes are tried until the weights fit.
+    """
     tensors = [x for x in (*given[0], *given[1].values()) if isinstance(x, Tensor)]
     if weights.ndim == 4 and any(x.ndim == 4 and x.shape[:3] == weights.shape[:3] for x in tensors):
         return weights.detach()  # the queries came as (B, H, I, C)
@@ -277,7 +300,7 @@ def four_axes(module: nn.Module, given: tuple[Any, Any], weights: Tensor, output
     places = [x for x in (*tensors, result) if isinstance(x, Tensor) and x.ndim in (3, 4)]
     for B, I in (*_batch_and_length(module, inputs), *((len(x), prod(x.shape[1:-1])) for x in places)):
         shaped = _shaped(weights, B)
-        # with one head, the number of queries may be the module's own
+        # Weights (B, I', J) of one head, with as many keys as the input has tokens: the queries are the module's own.
         one_head = weights.ndim == 3 and weights.shape[0] == B and weights.shape[2] == I
         if shaped is not None and (shaped.shape[2] == I or one_head):
             return shaped.detach()
@@ -300,13 +323,17 @@ def _one_head(module: nn.Module, weights: Tensor, num_batch: int, num_queries: i
 
 
 def _shaped(weights: Tensor, num_batch: int) -> Tensor | None:
+    """Weights (B, H, I, J), or (B * H, I, J), as (B, H, I, J); None if they do not have this batch size."""
     if weights.ndim == 3 and num_batch > 0 and len(weights) % num_batch == 0:
         weights = weights.unflatten(0, (num_batch, -1))
     return weights if weights.ndim == 4 and len(weights) == num_batch else None
 
 
 def _batch_and_length(module: nn.Module, inputs: list[Tensor]) -> Iterator[tuple[int, int]]:
-    """Possible batch sizes and numbers of queries, the most likely first."""
+    """Possible batch sizes and numbers of queries, the most likely first.
+
+    Inputs are (B, I, C), (B, C, I) for convolutions, or (I, B, C).
+    """
     yield from ((x.shape[0], x.shape[1]) for x in inputs)
     same_width = [x for x in inputs if (x.shape[0], x.shape[2]) == (inputs[0].shape[0], inputs[0].shape[2])]
     if len(same_width) > 1:  # two sequences that attend to each other, such as words and entities
@@ -327,6 +354,7 @@ def snapshot(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _snapshot(value: Any) -> Any:
+    """A copy of tuples, lists, dicts and caches, with the same tensors in them."""
     if isinstance(value, tuple | list):
         return type(value)(_snapshot(part) for part in value) if type(value) in (tuple, list) else value
     if type(value) is dict:

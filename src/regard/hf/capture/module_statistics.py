@@ -20,7 +20,8 @@ REDUCTIONS: tuple[Reduction, ...] = (Entropy(), TopLinks(1), Distance(), KeyTota
 class ModuleStatistics:
     """The results of the reductions for one attention module, for each call and for all calls together.
 
-    Name a reduction by its class, or by an equal reduction if there are several of one class.
+    Name a reduction by its class, or by an equal reduction if there are several of one class. `calls` has the results
+    of each call, and `_states` the merged state of each reduction; None if its results belong to one text.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ModuleStatistics:
         return self.reductions[number].finish(state)
 
     def _number(self, wanted: Reduction | type[Reduction]) -> int:
+        """The index of a reduction."""
         for number, reduction in enumerate(self.reductions):
             if reduction is wanted or type(reduction) is wanted or reduction == wanted:
                 return number
@@ -82,6 +84,7 @@ def _is_mergeable(reduction: Reduction, weights: AttentionMap) -> bool:
 
 
 def _merged(reduction: Reduction, state: State | None, later: State | None) -> State | None:
+    """The state of two texts together; None if one is not mergeable, or if their batches have other sizes."""
     if state is None or later is None or [a.shape for a in state] != [b.shape for b in later]:
         return None
     return reduction.merge(state, later)

@@ -33,7 +33,7 @@ OnCall = Callable[[nn.Module, Callable[[], CoreCall]], None]
 
 
 class _Running(threading.local):
-    """The layers that run in one thread: core calls of the innermost module, and what inline layers have seen."""
+    """The layers that run in one thread: the core calls of each module so far, and what inline layers have seen."""
 
     def __init__(self) -> None:
         self.cores: dict[nn.Module, list[Callable[[], CoreCall]]] = {}
@@ -47,7 +47,12 @@ def is_recurrent(module: nn.Module) -> bool:
 
 
 class RecurrentLayers:
-    """Observes core functions through their names, and inline layers through hooks, in the watching thread."""
+    """Observes core functions through their names, and inline layers through hooks, in the watching thread.
+
+    A core function is a function of transformers that computes a recurrence (`hf/recurrent/core_calls.py`); an inline
+    layer computes it in its forward. `innermost` returns the module that runs and calls such a function, `is_own`
+    whether this thread is watched, and `on_call` gets each call when its module ends.
+    """
 
     def __init__(self, innermost: Callable[[], nn.Module | None], is_own: Callable[[], bool], on_call: OnCall) -> None:
         self._innermost, self._is_own, self._on_call = innermost, is_own, on_call
@@ -68,6 +73,7 @@ class RecurrentLayers:
     # Core functions
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
+        """Keep a call of a core function until its module ends; it is only read if the module is wanted."""
         module = self._innermost()
         if module is not None and result is not None:
             given, result = detached(given), detached(result)
@@ -87,6 +93,11 @@ class RecurrentLayers:
     # Inline layers
 
     def _hook(self, stack: ExitStack, module: nn.Module, reader: InlineReader) -> None:
+        """Observe an inline layer and its parts until the stack closes.
+
+        Other threads may run the module too, so the hook asks whether this one is watched.
+        """
+
         def start(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if self._is_own():
                 given = named_arguments(module, args, kwargs)
@@ -103,6 +114,8 @@ class RecurrentLayers:
             self._hook_part(stack, module, part)
 
     def _hook_part(self, stack: ExitStack, module: nn.Module, part: str) -> None:
+        """Keep the input and the output of a part of a layer while the layer runs."""
+
         def end(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
             seen = self._running.seen.get(module)
             if seen is not None and isinstance(output, Tensor):
@@ -149,7 +162,8 @@ ALL_ROWS = "all"
 class RecurrentCall(KeptCall):
     """One call of a recurrent layer: the tensors of its weights, and the call that it continues.
 
-    `order` has, for each batch entry, the entry of the earlier call that it continues; None: the same one.
+    `order` has, for each batch entry, the entry of the earlier call that it continues; None: the same one. `dtype` is
+    the precision of the layer, and `verified` the argument `verify` of the watch.
     """
 
     name: str
@@ -175,7 +189,7 @@ class RecurrentCall(KeptCall):
         last: RecurrentCall | None,
         keeps_values: bool = False,
     ) -> RecurrentCall:
-        """The call, joined to the last one if it begins with its state."""
+        """The call, joined to the last one if it begins with its state. A state of zeros begins a text."""
         if core.output.is_meta:
             raise Untranslatable(NO_NUMBERS)
         core = replace(core, value=core.value.detach(), output=core.output.detach())
@@ -188,6 +202,7 @@ class RecurrentCall(KeptCall):
 
     @property
     def kind(self) -> str:  # type: ignore[override]
+        """What the layer is, such as "delta rule"."""
         return self.core.kind
 
     @property
@@ -210,10 +225,15 @@ class RecurrentCall(KeptCall):
         return self._map
 
     def whole_map(self) -> AttentionMap:
+        """The weights of all tokens so far, with a row for each, (B, H, J, J)."""
         return self._edited(map_of(self.form(), self.shape[3]))
 
     def _edited(self, weights: AttentionMap) -> AttentionMap:
-        """The weights after the edits of each call, which act on its own rows."""
+        """The weights after the edits of each call, which act on its own rows.
+
+        The steps of a generation have the same edit each for its own query, so they are joined to one edit of all these
+        queries: `rows` has its query numbers.
+        """
         rows: dict[tuple[PairEdit, Pairs], tuple[LayerEdit, list[int]]] = {}
         stop = self.shape[3]
         for call, _ in self.run():
@@ -229,12 +249,13 @@ class RecurrentCall(KeptCall):
         return EditedMap(weights, LayerEdits(tuple(edits))) if edits else weights
 
     def without_map(self) -> Self:
+        """A copy without its map, which a map may hold (`KeptCall.without_map`)."""
         alone = super().without_map()
         alone._map = None
         return alone
 
     def form(self) -> Steps | Convolution:
-        """The tensors of the weights, of all tokens up to this call."""
+        """The tensors of the weights, of all tokens up to this call, for the batch entries of this call."""
         calls = list(self.run())[::-1]
         with torch.no_grad(), torch.autocast(self.core.value.device.type, enabled=False):
             return joined([call.core.form() for call, _ in calls], [order for _, order in calls])  # type: ignore[type-var]
@@ -245,7 +266,10 @@ class RecurrentCall(KeptCall):
 
     @torch.no_grad()
     def verify(self) -> None:
-        """Compare W . values with the output of the layer, for a few rows of this call and of those before it."""
+        """Compare W . values with the output of the layer, for a few rows of this call and of those before it.
+
+        The check is that of all these calls, so only the last call of a run is verified.
+        """
         if not self.verified:
             return
         calls = list(self.run())[::-1]
@@ -278,6 +302,7 @@ class RecurrentCall(KeptCall):
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
+        """The check of the largest difference."""
         if not bool(actual.isfinite().all()):
             return Check(self.name, note="the output is not finite")
         error = float((expected - actual).abs().max()) if actual.numel() else 0.0
@@ -301,7 +326,10 @@ def dtype_of(*modules: nn.Module) -> torch.dtype:
 
 
 def _order(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor | None:
-    """The batch entry of the last call that each entry continues; None if all are the same."""
+    """The batch entry of the last call that each entry continues; None if all are the same.
+
+    States are (B, ...). `Untranslatable` if the state of an entry is none of the last call.
+    """
     if len(before) != len(after) or any(a.shape[1:] != b.shape[1:] for a, b in zip(after, before, strict=True)):
         raise Untranslatable(UNKNOWN_STATE)
     after = tuple(a.to(b) for a, b in zip(after, before, strict=True))

@@ -38,7 +38,10 @@ class Origin(IntFlag):
 
 
 class ScoreOrigins:
-    """The origin of each tensor of one run of a module. `follow` must be called for every torch function, in order."""
+    """The origin of each tensor of one run of a module. `follow` must be called for every torch function, in order.
+
+    `inputs` may be nested. Views of inputs that no function made are known by the memory that they share with an input.
+    """
 
     def __init__(self, inputs: Iterable[Any]) -> None:
         given = [*_tensors(inputs)]
@@ -66,7 +69,7 @@ class ScoreOrigins:
 
 
 def _after(name: str, origins: list[Origin]) -> Origin:
-    """The origin of a result, from those of the arguments."""
+    """The origin of a result, from those of the arguments, which include 0 for tensors that no input reaches."""
     num_given = sum(map(bool, origins))
     if name in PRODUCTS:
         return Origin.GIVEN | Origin.COMPARED if num_given > 1 else Origin.GIVEN

@@ -89,7 +89,10 @@ def softmax_edit(
 
 
 def _edit_of(module: nn.Module, function: Callable[..., Any], scores: Tensor) -> SoftmaxEdit | None:
-    """The open edits of a softmax of scores (B, H, I, J); None if none changes it."""
+    """The open edits of a softmax of scores (B, H, I, J); None if none changes it.
+
+    Its queries and keys are not known: those of the call have the sizes, and no channels.
+    """
     B, H, I, J = scores.shape
     query, key = scores.new_empty(B, H, I, 0), scores.new_empty(B, H, J, 0)
     known = _translation(at_least_float32(scores), query)
@@ -99,6 +102,7 @@ def _edit_of(module: nn.Module, function: Callable[..., Any], scores: Tensor) ->
 
 
 def _scores(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    """The scores that a softmax was given, by position or by name."""
     return args[0] if args else kwargs["input"]
 
 
@@ -116,6 +120,7 @@ class EditedProbe(ProbedCall):
     edit: SoftmaxEdit
 
     def compute(self) -> Tensor:
+        """The edited weights (B, H, I, J)."""
         return self.edit.weights(_softmax, (_logs(super().compute()),), {})
 
 
@@ -123,7 +128,8 @@ class EditedProbe(ProbedCall):
 def measured_edit(module: nn.Module, output: Any) -> tuple[EditedProbe, Any] | None:
     """A call of a module whose weights are measured, with the open edits, and what the module then returns.
 
-    None if no edit changes it, or if its output is not its weights times its values.
+    None if no edit changes it, if its output is not its weights times its values (a projection follows, or there are
+    several outputs), or if its weights are no softmax.
     """
     given = next((given for editor in editors if (given := editor.module_given(module)) is not None), None)
     first, *others = output if isinstance(output, tuple | list) else (output,)
@@ -136,31 +142,39 @@ def measured_edit(module: nn.Module, output: Any) -> tuple[EditedProbe, Any] | N
             return None
         run, weights = given.run(), probe.weights()
     sums, row_sums = probe.layout.sums(run), weights.sum(-1)
-    is_softmax = not probe.is_signed(weights) and bool(((row_sums - row_sums.round()).abs() < SUM).all())
+    # The logarithms of a row are scores only if it sums to 1, or to 0 because all its keys are masked.
+    is_sum = torch.minimum(row_sums.abs(), (row_sums - 1).abs()) < SUM
+    is_softmax = not probe.is_signed(weights) and bool(is_sum.all())
     if probe.layout.is_shared or len(run.sums) != 1 or not is_softmax:
         return None
     edit = _edit_of(module, _softmax, _logs(weights))
     if edit is None:
         return None
-    if first.requires_grad:
-        raise RegardError(
-            f"edit: the weights of {probe.name} are measured, so an edited run has no gradients. Use torch.no_grad."
-        )
-    if given.kwargs.get("output_attentions"):
-        raise RegardError(
-            f"edit: the weights of {probe.name} are measured, and those that it returns are not edited. Leave "
-            "output_attentions out, and read the edited weights of rg.watch."
-        )
+    _refuse_unreachable(probe, first)
     edited = torch.where(edit.rows, edit.weights(_softmax, (_logs(weights),), {}) @ probe.layout.values(run), sums)
     returned = probe.layout.joined(edited).reshape(first.shape)
     kept = EditedProbe(**vars(probe), edit=edit)
     return kept, returned if isinstance(output, Tensor) else type(output)((returned, *others))
 
 
+def _refuse_unreachable(probe: ProbedCall, output: Tensor) -> None:
+    """Refuse a run whose gradients or returned weights an edit after the run would not reach."""
+    if output.requires_grad:
+        raise RegardError(
+            f"edit: the weights of {probe.name} are measured, so an edited run has no gradients. Use torch.no_grad."
+        )
+    if probe.given.kwargs.get("output_attentions"):
+        raise RegardError(
+            f"edit: the weights of {probe.name} are measured, and those that it returns are not edited. Leave "
+            "output_attentions out, and read the edited weights of rg.watch."
+        )
+
+
 def _softmax(scores: Tensor) -> Tensor:
-    """A row that is masked as a whole has only zeros."""
+    """The softmax over keys; 0 in a row that is masked as a whole."""
     return scores.softmax(-1).nan_to_num(0.0)
 
 
 def _logs(weights: Tensor) -> Tensor:
+    """Scores whose softmax are these weights, if a row sums to 1. A weight that rounding made negative counts as 0."""
     return weights.clamp_min(0.0).log()

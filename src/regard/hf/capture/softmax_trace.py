@@ -77,7 +77,8 @@ def weighted_sum(name: str, part: Traced, args: tuple[Any, ...], kwargs: dict[st
     if name == "einsum":
         return _einsum(part, args)
     first = PRODUCTS.get(name)
-    if first is None or (name == "linear" and not part.is_wide):  # a layer on top of few weights, such as a gate
+    # A linear layer on top of weights with few axes is a gate or a classifier.
+    if first is None or (name == "linear" and not part.is_wide):
         return None
     operands = (
         [kwargs.get("input"), kwargs.get("other", kwargs.get("mat2", kwargs.get("vec")))] if not args else args[first:]
@@ -96,6 +97,10 @@ def times_values(name: str, part: Traced, args: tuple[Any, ...], output: Tensor)
 
 
 def _sum_of_products(name: str, part: Traced, args: tuple[Any, ...], kwargs: dict[str, Any]) -> WeightedSum | None:
+    """The sum over keys of weights that were multiplied elementwise by values; None for any other function.
+
+    Such weights have one query: `part` is (..., J, E), and all axes but keys and channels are the batch.
+    """
     dim = kwargs.get("dim", kwargs.get("axis", args[1] if len(args) > 1 else None))
     dims = dim if isinstance(dim, tuple | list) else (dim,)
     if name != "sum" or len(dims) != 1 or dims[0] not in (part.axis, part.axis + part.tensor.ndim):
@@ -106,13 +111,18 @@ def _sum_of_products(name: str, part: Traced, args: tuple[Any, ...], kwargs: dic
 
 
 def _matrix_product(name: str, part: Traced, operands: Any) -> WeightedSum | None:
+    """A product of two operands, weights (..., I, J) @ values (..., J, E) or values (..., E, J) @ weights (..., J, I).
+
+    A vector of weights (J,) may stand on either side. A linear layer transposes its second operand, so weights are
+    known there as the first one only.
+    """
     weights = part.tensor
     is_left = operands[0] is weights and part.axis == -1
     over_rows = part.axis == -2 or weights.ndim == 1
     is_right = len(operands) > 1 and operands[1] is weights and over_rows and name != "linear"
     if not (is_left or is_right):
         return None
-    values = operands[is_left] if len(operands) > is_left else None
+    values = operands[1 if is_left else 0] if len(operands) > is_left else None
     num_batch = prod(weights.shape[:-2])
     if not part.is_wide and (values is None or prod(values.shape[:-2]) != num_batch):
         return None  # one map for values of several texts
@@ -124,6 +134,10 @@ def _matrix_product(name: str, part: Traced, operands: Any) -> WeightedSum | Non
 
 
 def _einsum(part: Traced, args: tuple[Any, ...]) -> WeightedSum | None:
+    """An einsum that sums over the letter of the keys, which values have too; None for any other.
+
+    Letters of the weights that other operands have are the batch, and the others are queries.
+    """
     equation, *operands = args
     if not isinstance(equation, str):
         return None
@@ -282,11 +296,16 @@ class Trace:
         return self._traced[id(self.softmaxes[number])]
 
     def _of(self, tensor: Tensor) -> Traced | None:
+        """What is traced in a tensor; None if it does not come from a softmax."""
         return self._traced.get(id(tensor))
 
     def _follow_one(
         self, part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], outputs: list[Tensor]
     ) -> None:
+        """Trace one input of a function to its outputs: as the same weights, moved or multiplied, or as changed ones.
+
+        An output that another input has marked as changed stays so.
+        """
         for output in outputs:
             known = self._of(output)
             if output is part.tensor or (known is not None and known.changed_by):
@@ -317,6 +336,7 @@ def _name(function: Any) -> str:
 
 
 def _writes(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether a function writes into a tensor that it was given: `add_`, `__iadd__`, `__setitem__`, or by an option."""
     in_place = name.endswith("_") and not name.endswith("__") and name != "requires_grad_"
     arithmetic = name.startswith("__i") and name not in ("__invert__", "__index__", "__int__", "__init__")
     return in_place or arithmetic or name == "__setitem__" or bool(kwargs.get("inplace")) or "out" in kwargs
@@ -333,7 +353,10 @@ def _drops(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _axis_after(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> int | None:
-    """The axis of keys after a function, counted from the end; None if the function changes the weights."""
+    """The axis of keys after a function, counted from the end; None if the function changes the weights.
+
+    A function that is not known keeps them if all numbers stay the same, such as a mask that hides nothing.
+    """
     before = part.tensor
     if name in KEEPS or name in DROPOUT:
         return part.axis if output.shape == before.shape else None
@@ -368,7 +391,10 @@ def _axis_after_reshape(part: Traced, output: Tensor) -> int | None:
 
 
 def _axis_after_squeeze(part: Traced, dim: int, output: Tensor) -> int | None:
-    """The axis of keys after an axis of size 1 was added or removed at `dim`."""
+    """The axis of keys after an axis of size 1 was added or removed at `dim`; None if the keys were removed.
+
+    The axis moves by one if the other one is before it.
+    """
     place, change = part.axis + part.tensor.ndim, output.ndim - part.tensor.ndim
     if change < 0:
         dim %= part.tensor.ndim
@@ -377,6 +403,7 @@ def _axis_after_squeeze(part: Traced, dim: int, output: Tensor) -> int | None:
 
 
 def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
+    """The axis of keys after a permutation of axes."""
     rest = (*args[1:], *kwargs.values())
     axes = list(range(part.tensor.ndim))
     if name == "permute":

@@ -98,11 +98,12 @@ Finish = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class ObservedCall:
-    """A call and the output that the model computed.
+    """A call and the output that the model computed: (B, I, H, E) of a backend or a function, (B, I, C) of a module.
 
-    `finish` is the function from head outputs to this output; None if they are equal. If `is_whole`, it takes all rows
-    of the whole batch at once. `weights` are those that a backend returned. With `inputs`, the queries, keys and values
-    are not projected yet, and the call has only their shapes.
+    `finish` is the function from head outputs to this output; None if they are equal but for the order of their axes.
+    If `is_whole`, it takes all rows of the whole batch at once, and reads only its first argument. `weights` are those
+    that a backend returned. With `inputs`, the queries, keys and values are not projected yet, and the call has only
+    their shapes.
     """
 
     call: AttentionCall
@@ -128,6 +129,7 @@ def observed_module(
     first = output[0] if isinstance(output, tuple | list) else output
 
     def finish(heads: Tensor, *_: Tensor) -> Tensor:
+        """The output of the module, as its adapter computes it; a wrong shape is the mistake of the adapter."""
         with measuring.on():
             finished = adapted.finish(heads)
         shape = getattr(finished, "shape", None)
@@ -185,7 +187,8 @@ def _sdpa(
     *,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> None: ...
+) -> None:
+    """The parameters of `F.scaled_dot_product_attention`, which as a builtin function has no signature."""
 
 
 def _causal_tensor(mask: Any) -> Any:
@@ -272,7 +275,11 @@ def _observed(
     batch_first: bool = False,
     deferred: bool = False,
 ) -> ObservedCall:
-    """A call that torch projects with the weights of `layer`."""
+    """A call that torch projects with the weights of `layer`: a module, or an object with the same attributes.
+
+    `given` are its arguments, and `output` is what it returned, with the axes that it was given. Inputs without a batch
+    axis get one. `added` is the number of keys that torch adds (bias_k, add_zero_attn).
+    """
     inputs, padded = [given[name] for name in ("query", "key", "value")], given["key_padding_mask"]
     if inputs[0].ndim == 2:
         inputs, output = [x[None] for x in inputs], output[None]
@@ -295,7 +302,10 @@ def encoder_layer(
     output: Any,
     deferred: bool = False,
 ) -> ObservedCall:
-    """A call of `nn.TransformerEncoderLayer` on its fused path, which calls none of its modules."""
+    """A call of `nn.TransformerEncoderLayer` on its fused path, which calls none of its modules.
+
+    The fused path returns only the output of the whole layer, so `finish` computes the rest of the layer.
+    """
     given = _arguments(nn.TransformerEncoderLayer.forward, layer, *args, **kwargs)
     src, padded = given["src"], given["src_key_padding_mask"]
     nested = src.is_nested
@@ -319,6 +329,7 @@ def encoder_layer(
 
 
 def _arguments(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call by name, with the defaults."""
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
@@ -332,7 +343,12 @@ def _call(
     padded: Tensor | None,
     deferred: bool,
 ) -> tuple[AttentionCall, ProjectionInputs | None]:
-    """The call with projected inputs (B, I, C) each. In both masks True means: may not attend."""
+    """The call with projected inputs, (B, n, C) each, and the inputs themselves if it is deferred.
+
+    `layer` has the weights: the module itself, or what `multihead_function` makes of the arguments of a function. In
+    both masks, `masked` of pairs and `padded` (B, J) of keys, True means: may not attend. Every query may attend to the
+    keys that torch adds at the end.
+    """
     kept = ProjectionInputs.of(layer, inputs) if deferred and not torch.is_grad_enabled() else None
     q, k, v = _projected(layer, inputs) if kept is None else kept.shaped()
     mask = _mask(masked, padded, len(q), q.shape[1], inputs[1].shape[1])
@@ -371,6 +387,7 @@ def _mask(masked: Tensor | None, padded: Tensor | None, B: int, H: int, J: int) 
 
 
 def _additive(mask: Tensor) -> Tensor:
+    """A mask as numbers to add to the scores: -inf where a boolean one is True."""
     return (
         torch.zeros(mask.shape, device=mask.device).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
     )

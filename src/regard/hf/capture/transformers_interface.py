@@ -59,6 +59,7 @@ class KernelStatistic(TorchDispatchMode):
         self.states: Mapping[Reduction, State] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch calls this in place of each operation `func`; the kernel returns its output and the log-sum-exp."""
         output = func(*args, **(kwargs or {}))
         if func is torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default:
             self.logsumexps.append(output[1].detach())
@@ -73,12 +74,14 @@ class OwnStatistic:
         self.states: Mapping[Reduction, State] = {}
 
     def on_attention(self, module: nn.Module | None, weights: AttentionMap) -> None:
+        """Keep what the kernel computed beside the output, if it computed states of reductions."""
         if type(weights) is ScoredMap and weights.known_states:
             self.logsumexps.append(weights.row_statistic[0])
             self.states = weights.known_states
 
     @contextmanager
     def listening(self) -> Iterator[OwnStatistic]:
+        """A block in which it listens."""
         with attend_listeners.to(self):
             yield self
 
@@ -131,6 +134,7 @@ class BackendCalls:
 
     @contextmanager
     def observed_by(self, observer: CallObserver) -> Iterator[None]:
+        """A block whose calls are reported to an observer."""
         with self.replaced(), self.observers.adding(observer):
             yield
 
@@ -155,9 +159,14 @@ class BackendCalls:
 
     @property
     def inside(self) -> bool:
+        """Whether a backend runs in this thread: the functions of torch that it calls are not reported again."""
         return bool(self._inside)
 
     def _open(self, interface: Any, method: str) -> None:
+        """Replace the method by which modules find the function of their backend.
+
+        If another package keeps the replacement after the last block, it finds the original functions.
+        """
         original = getattr(interface, method)
 
         @wraps(original)
@@ -176,6 +185,11 @@ class BackendCalls:
         self.replacement = self._original = None
 
     def _reporting(self, function: Callable[..., Any], backend: str | None) -> Callable[..., Any]:
+        """A function that computes a call as the open edits change it, and reports it to the observers.
+
+        They get the output before patches of heads, which the weights reproduce, and a call that knows the patch.
+        """
+
         @wraps(function)
         def run(*args: Any, **options: Any) -> Any:
             call = _call(backend or "eager", function, args, options)
@@ -244,7 +258,8 @@ def is_compiled(model: nn.Module) -> bool:
 class CompiledCalls:
     """Observes the operator, and keeps each call under the module whose parameter it received.
 
-    Inside compiled code no hook runs, and its buffers are used again: the tensors are copied.
+    Inside compiled code no hook runs, and its buffers are used again: the tensors are copied. `keep(name, observe)`
+    keeps the call that `observe` returns.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], keep: Callable[[str, Callable[[], Any]], None]) -> None:
@@ -253,6 +268,7 @@ class CompiledCalls:
         self._keep = keep
 
     def operator_called(self, inputs: Inputs, terms: OperatorTerms, output: Tensor, logsumexp: Tensor) -> None:
+        """Keep a call of the operator, if it was made by a watched module. `owner` is that module's first parameter."""
         if backend_calls.inside or terms.owner is None or terms.owner.data_ptr() not in self._owners:
             return
         name, module = self._owners[terms.owner.data_ptr()]

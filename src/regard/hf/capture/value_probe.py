@@ -52,7 +52,10 @@ def _given_values(module: nn.Module) -> str | None:
 
 @dataclass(frozen=True, eq=False)
 class ModuleRun:
-    """One run of a module: the projected values with the name of their projection, their weighted sums, the output."""
+    """One run of a module: the values with the name of their projection or input, their weighted sums, the output.
+
+    The sums are the inputs of the output projection, or the output itself if there is no projection.
+    """
 
     values: list[tuple[str, Tensor]]
     sums: list[Tensor]
@@ -61,7 +64,7 @@ class ModuleRun:
 
 @dataclass(frozen=True, eq=False)
 class GivenCall:
-    """What a module was given: arguments, and the state of the random numbers when it began."""
+    """What a module was given: arguments, and the state of the random numbers when it began, for its dropout."""
 
     module: nn.Module
     args: tuple[Any, ...]
@@ -70,7 +73,10 @@ class GivenCall:
 
     @torch.no_grad()
     def run(self, replacements: list[Tensor] | None = None) -> ModuleRun:
-        """Run the module, with other values if given."""
+        """Run the module, with other values if given: one for each projection of values, in the order of their calls.
+
+        A hook keeps what each projection returns, and replaces it. `forward` runs no hook of the module itself.
+        """
         values: list[tuple[str, Tensor]] = []
         sums: list[Tensor] = []
 
@@ -152,6 +158,7 @@ class ValueAxes:
 
     @staticmethod
     def _joined(heads: Tensor, batch_first: bool) -> Tensor:
+        """(B, H, n, D) -> (B, n, H D), or (n, B, H D)."""
         x = heads.transpose(1, 2).flatten(2)
         return x if batch_first else x.transpose(0, 1)
 
@@ -221,6 +228,10 @@ class ProbedCall(DenseCall):
         return self.layout.values(run)
 
     def compute(self) -> Tensor:
+        """Measure the weights (B, H, I, J); times the values they must give the sums of a plain run.
+
+        Values that are projected twice have no single product with the weights, so there only the sums are compared.
+        """
         self.check_budget(f"the weights of {type(self.given.module).__name__} are measured all at once")
         run = self.given.run()
         values, sums = self.layout.values(run), self.layout.sums(run)
@@ -296,7 +307,9 @@ def _three_axes(sums: Tensor) -> Tensor:
 def _probe(given: GivenCall, layout: ValueAxes, run: ModuleRun) -> tuple[float, float]:
     """The error of output(T values + r) = T output(values) + output(r), and the largest of these outputs.
 
-    T multiplies each head of each batch entry by another number, and moves its channels by one; r is drawn.
+    T multiplies each head of each batch entry by another number, and moves its channels by one; r is drawn. This holds
+    if the output is linear in the values, and if each head of each entry has one map for all its channels. Values that
+    are shared are replaced one by one here, because two kinds of queries read them apart.
     """
     values, sums = layout.values(run), layout.sums(run)
     draw = torch.Generator().manual_seed(0)
@@ -310,7 +323,11 @@ def _probe(given: GivenCall, layout: ValueAxes, run: ModuleRun) -> tuple[float, 
 
 
 def _adds(given: GivenCall, layout: ValueAxes, run: ModuleRun, tolerance: float) -> bool:
-    """Whether a query reads more than one of several projections of one sequence."""
+    """Whether a query reads more than one of several projections of one sequence.
+
+    The module runs with the values of one projection, and zeros for the others. A query reads those for which its sum
+    is not 0.
+    """
     separate, values, length = replace(layout, is_shared=False), layout.values(run), layout.lengths[0]
     readers = torch.zeros((), dtype=torch.int64, device=values.device)
     for start in range(0, values.shape[2], length):
@@ -321,4 +338,5 @@ def _adds(given: GivenCall, layout: ValueAxes, run: ModuleRun, tolerance: float)
 
 
 def _close(mine: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether two tensors have one shape and differ by at most `tolerance`."""
     return mine.shape == other.shape and torch.allclose(mine, other, rtol=0, atol=tolerance, equal_nan=True)

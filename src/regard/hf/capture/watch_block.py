@@ -102,6 +102,40 @@ def watch(
     >>> seen[1], seen[1].attention.mask
     (AttentionMap(1 x 2 heads x 5 queries x 5 keys), causal())
     """
+    _check_options(tokenizer, keep, verify, grad)
+    checked = checked_reductions(reductions, keep)
+    if model is EVERY_CALL:
+        given = {"tokenizer": tokenizer, "layers": layers, "on_step": on_step, "keep_steps": keep_steps}
+        _refuse_without_model([name for name, value in given.items() if value is not None])
+        return _Watch(lambda: CallWatcher(keep_calls, verify, checked, keep == QKV, _checked_mode(grad)))
+    if keep_calls is not None:
+        raise RegardError(
+            "watch(model, keep_calls=...): keep_calls belongs to watch() without a model. The calls of a model are "
+            "bounded by its passes: watch(model, keep_steps=...)."
+        )
+    if isinstance(layers, list | tuple) and not layers:
+        raise RegardError("watch(model, layers=[]): the list of layers is empty. Leave out layers= for all of them.")
+    compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
+    chosen = ChosenLayers(layers)
+    watcher, steps = CompiledWatcher if compiled else Watcher, StepOptions(on_step, keep_steps)
+    if compiled:
+        _check_compiled(grad, steps)
+    if keep == QKV and keep_steps is not None:
+        raise RegardError(
+            "watch(keep='qkv', keep_steps=...): the parts of heads are kept for all steps. Watch with keep='qk', or "
+            "leave keep_steps out."
+        )
+
+    def new_watcher() -> Watcher:
+        made = watcher(model, chosen, verify, checked, keep == QKV, steps, _checked_mode(grad))
+        made.seen.tokenizer = tokenizer
+        return made
+
+    return _Watch(new_watcher)
+
+
+def _check_options(tokenizer: Any, keep: str, verify: bool | str, grad: bool) -> None:
+    """Refuse values that these options do not have, and gradients of statistics."""
     if isinstance(tokenizer, int | str | list | tuple):
         raise RegardError(
             f"watch(model, {tokenizer!r}): the second argument is the tokenizer. Give layers by name, watch(model, "
@@ -123,43 +157,20 @@ def watch(
             "watch(grad=True, keep='statistics'): these statistics are computed without a graph, since queries and "
             "keys are discarded. Watch with keep='qk', and compute them from the maps: seen[name].summarize(...)."
         )
-    checked = checked_reductions(reductions, keep)
-    if model is EVERY_CALL:
-        given = {"tokenizer": tokenizer, "layers": layers, "on_step": on_step, "keep_steps": keep_steps}
-        _refuse_without_model([name for name, value in given.items() if value is not None])
-        return _Watch(lambda: CallWatcher(keep_calls, verify, checked, keep == QKV, _checked_mode(grad)))
-    if keep_calls is not None:
-        raise RegardError(
-            "watch(model, keep_calls=...): keep_calls belongs to watch() without a model. The calls of a model are "
-            "bounded by its passes: watch(model, keep_steps=...)."
-        )
-    if isinstance(layers, list | tuple) and not layers:
-        raise RegardError("watch(model, layers=[]): the list of layers is empty. Leave out layers= for all of them.")
-    compiled, model = is_compiled(model), getattr(model, "_orig_mod", model)
-    chosen = ChosenLayers(layers)
-    watcher, steps = CompiledWatcher if compiled else Watcher, StepOptions(on_step, keep_steps)
-    if compiled and grad:
+
+
+def _check_compiled(grad: bool, steps: StepOptions) -> None:
+    """Refuse what a watch of a compiled model cannot give: graphs, and the passes of the model."""
+    if grad:
         raise RegardError(
             "watch(grad=True): the attention of a compiled model has no graph outside of it. Watch the model before it "
             "is compiled."
         )
-    if compiled and steps != StepOptions():
+    if steps != StepOptions():
         raise RegardError(
             "watch(on_step=..., keep_steps=...): the passes of a compiled model are not observed, only its attention. "
             "Watch the model before it is compiled."
         )
-    if keep == QKV and keep_steps is not None:
-        raise RegardError(
-            "watch(keep='qkv', keep_steps=...): the parts of heads are kept for all steps. Watch with keep='qk', or "
-            "leave keep_steps out."
-        )
-
-    def new_watcher() -> Watcher:
-        made = watcher(model, chosen, verify, checked, keep == QKV, steps, _checked_mode(grad))
-        made.seen.tokenizer = tokenizer
-        return made
-
-    return _Watch(new_watcher)
 
 
 def _refuse_without_model(names: list[str]) -> None:
@@ -186,6 +197,7 @@ def _checked_mode(grad: bool) -> bool:
 
 @contextmanager
 def _watching(watcher: Watcher) -> Iterator[WatchedAttention]:
+    """One block of a watch; only if it ends without an error, `conclude` checks what was captured."""
     with watcher.observing():
         yield watcher.seen
     watcher.conclude()
@@ -194,7 +206,8 @@ def _watching(watcher: Watcher) -> Iterator[WatchedAttention]:
 class _Watch(AbstractContextManager[WatchedAttention]):
     """A context manager that can be entered several times: each block captures its own calls.
 
-    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last.
+    Several threads may have open blocks of one watch. Each thread ends its own block, or, if it has none, the last. The
+    watcher of an own block is among the observers of this thread (`module_calls.observers`).
     """
 
     def __init__(self, new_watcher: Callable[[], Watcher]) -> None:

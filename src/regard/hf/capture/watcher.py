@@ -78,13 +78,14 @@ from regard.nn import Attends, listeners
 
 @dataclass(eq=False)
 class ModuleFrame:
-    """An attention module or encoder layer that runs: its path, the calls of its attention so far, inputs, softmaxes.
+    """An attention module or encoder layer that runs: its path `name`, and what was observed of it so far.
 
-    The path is None for an encoder layer that is no attention module itself. `inputs` are the arguments of a module
-    that may compute softmax itself; None for others, and once a call inside the module was observed, whose weights are
-    those of the module. `random` is the state of the random numbers at its start, if its weights can be measured by
-    running it again. `halves` are the backend calls of differential attention. `is_edited`: an edit ran its attention,
-    and reported it; `patched` are its outputs (B, H, I, E) if an edit patched them.
+    The path is None for an encoder layer that is no attention module itself. `num_calls` counts the calls of its
+    attention, with this one. `inputs` are the arguments of a module that may compute softmax itself; None for others,
+    and once a call inside the module was observed, whose weights are those of the module. `trace` follows its softmaxes
+    to the product with the values. `random` is the state of the random numbers at its start, if its weights can be
+    measured by running it again. `halves` are the backend calls of differential attention. `is_edited`: an edit ran its
+    attention, and reported it; `patched` are its outputs (B, H, I, E) if an edit patched them.
     """
 
     module: nn.Module
@@ -101,16 +102,20 @@ class ModuleFrame:
 
 @dataclass(eq=False)
 class ReturnedWeights:
-    """A module that ended and returned its weights: the `caller` multiplies values by them, or nobody does."""
+    """A module that ended and returned its weights, and the `caller`, which may multiply values by them.
+
+    It is followed until the caller ends, so that its values are known.
+    """
 
     frame: ModuleFrame
     caller: nn.Module
 
 
 class ThreadState(threading.local):
-    """What runs in one thread: modules of the model, a frame for each of them that attends, and calls by path.
+    """What runs in one thread: modules of the model, the innermost last, and a frame for each of them that attends.
 
-    A watch has several threads if they were given its context.
+    `returned` has modules that ended and whose weights are still followed, and `num_calls` the calls by path. A watch
+    has several threads if they were given its context.
     """
 
     def __init__(self) -> None:
@@ -165,7 +170,11 @@ ALL = "all"
 
 
 class Watcher(CallObserver):
-    """Observes one model, and keeps each attention call as a capture or as the reason why there is none."""
+    """Observes one model, and keeps each attention call as a capture or as the reason why there is none.
+
+    `verify` and the meaning of the other arguments: see `watch`. `keeps_values` is keep="qkv", `keeps_graphs` is
+    grad=True. The result is `seen`, which shares `calls` and `missing`, both by module path.
+    """
 
     def __init__(
         self,
@@ -188,8 +197,9 @@ class Watcher(CallObserver):
         self.attending: dict[nn.Module, str] = {}
         self.candidates: dict[str, nn.Module] = {}
         self.own_softmax: set[nn.Module] = set()
-        #: Those that no name says to be attention. A run shows which of them are.
+        #: Modules with a softmax that no name says to be attention. A run shows which of them are.
         self.unnamed: set[nn.Module] = set()
+        #: Modules that call those in `own_softmax`, and may multiply values by the weights that these return.
         self.callers: set[nn.Module] = set()
         self.recurrent = RecurrentLayers(self._innermost, lambda: self in module_calls.observers, self._keep_recurrent)
         attending = self._read_names()
@@ -220,6 +230,7 @@ class Watcher(CallObserver):
         return attending
 
     def _observe_inputs(self) -> None:
+        """Keep the inputs of chosen modules that may compute softmax themselves, by a hook on each until the end."""
         for name, module in self.candidates.items():
             if module not in self.own_softmax and may_compute_weights(module) and not is_recurrent(module):
                 self.own_softmax.add(module)
@@ -236,6 +247,7 @@ class Watcher(CallObserver):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
+        """A block in which the calls of this thread are kept; at its end modules without a map get a reason."""
         with ExitStack() as stack:
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(module_calls.observed_by(self.passes))  # after the watcher: the calls are kept
@@ -256,10 +268,15 @@ class Watcher(CallObserver):
     # Events of the model
 
     def observes_functions(self, module: nn.Module) -> bool:
+        """Whether functions of torch are reported while this module runs, so that its softmax can be followed."""
         return module in self.own_softmax or module in self.callers
 
     def module_started(self, module: nn.Module) -> None:
-        """Count the call of an attention module and open its frame, which collects what happens until it ends."""
+        """Count the call of an attention module and open its frame, which collects what happens until it ends.
+
+        The attention of a module that is called as attention (`is_called_attention`) is that of its caller, so it does
+        not count as running. A child without a name is new: the model replaced it.
+        """
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)
             self.recurrent.module_started(module)
@@ -279,6 +296,10 @@ class Watcher(CallObserver):
             self.running.frames.append(ModuleFrame(module, name, self.running.num_calls[name]))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Put the inputs of a module into its frame, and the random numbers if its weights may be measured.
+
+        If no name says that it is attention, the origins of its scores are followed, too: they decide.
+        """
         is_own = self in module_calls.observers  # the hook belongs to the module, which other threads may run
         frames = self.running.frames
         if is_own and frames and frames[-1].module is module:
@@ -289,6 +310,10 @@ class Watcher(CallObserver):
             frames[-1].random = torch.get_rng_state() if is_measurable else None
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Keep the attention of a module that ended. `output` is None if it ended with an error.
+
+        An error may have ended modules inside of it without a report, so they are dropped from the stacks, too.
+        """
         running, frames = self.running.modules, self.running.frames
         self._keep_pictured(module, args, kwargs)
         if module in self.readers and output is not None and not inside_backward():
@@ -391,6 +416,7 @@ class Watcher(CallObserver):
             self._keep_patched(self.names.get(module), output)
 
     def _keep_patched(self, name: str | None, output: Tensor | None) -> None:
+        """Add patched outputs (B, H, I, E) to the last call of a module, if values are kept."""
         if output is not None and self.keeps_values and name in self.calls:
             self.calls[name].calls[-1].patched = output.detach()
 
@@ -427,6 +453,7 @@ class Watcher(CallObserver):
         self._keep(name, lambda: ModuleMap([weights], Check(name or "", note=note), not by_attend, *kept))
 
     def _innermost(self) -> nn.Module | None:
+        """The innermost module of the model that runs in this thread."""
         return self.running.modules[-1] if self.running.modules else None
 
     # Captures
@@ -476,6 +503,7 @@ class Watcher(CallObserver):
             self._keep_softmax(returned.frame)
 
     def _keep_call(self, name: str | None, observe: Callable[[], ObservedCall]) -> None:
+        """Keep a call of the module at a path. `observe` reads it, and only runs if the module is chosen."""
         self._keep(name, self._with_graph(lambda: self._capture(name or "", observe())))
 
     def _with_graph(self, capture: Callable[[], KeptCall]) -> Callable[[], KeptCall]:
@@ -489,6 +517,10 @@ class Watcher(CallObserver):
         return run
 
     def _keep(self, name: str | None, capture: Callable[[], KeptCall]) -> None:
+        """Keep what `capture` returns, if the module is chosen; else the reason of its `Untranslatable`.
+
+        With one call that has no map the module has none: `missing` keeps it out from then on.
+        """
         if name is None or name not in self.chosen or name in self.missing or inside_backward():
             return
         needs_graph = self.keeps_graphs and torch.is_grad_enabled()
@@ -536,6 +568,7 @@ class Watcher(CallObserver):
         return Capture(*pieces, query, SharedKeys(key), verified, logsumexp, values, translation.edits, patched, states)
 
     def _differential(self, frame: ModuleFrame) -> KeptCall:
+        """The difference of two softmaxes, from the two backend calls of a module that ended."""
         if len(frame.halves) != 2:
             raise Untranslatable(
                 f"{type(frame.module).__name__} subtracts two maps, and does not compute them by two calls of the "
@@ -596,6 +629,7 @@ class CompiledWatcher(Watcher):
 
     @contextmanager
     def observing(self) -> Iterator[None]:
+        """A block in which the operators of this thread are kept."""
         calls = CompiledCalls(self.candidates, self._keep_call)
         with operator_observers.adding(calls), graph_breaks.adding(self):
             try:
@@ -604,6 +638,7 @@ class CompiledWatcher(Watcher):
                 self._note_uncaptured()
 
     def _note_uncaptured(self) -> None:
+        """Write down that modules without a map did not run in a graph with the operator."""
         self.missing |= {
             name: NOT_IN_GRAPH
             for name, module in self.candidates.items()

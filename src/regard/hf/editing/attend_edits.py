@@ -39,7 +39,12 @@ def edited_attend(
     engine: str | Ring,
     **options: Any,
 ) -> AttentionOutput | None:
-    """The result of a call of `attend` by a module as the open edits change it; None if none does."""
+    """The result of a call of `attend` by a module as the open edits change it; None if none does.
+
+    Edits of scores are pieces of the attention that runs. Then edits of weights change rows of its result, and at last
+    patches replace outputs of heads. `after_edit` of the map has the values of the edited call, and its output
+    (B, H, I, E) if it was patched, so that a watch does not read those of the call without edits.
+    """
     if not any(editor.selects(module) for editor in editors):
         return None
     if isinstance(attention, Composite):
@@ -67,6 +72,7 @@ def edited_attend(
 
 
 def _refusal(module: nn.Module, what: str) -> RegardError:
+    """The error for a call of `attend` with something that edits do not reach."""
     kind = type(module).__name__
     return RegardError(f"edit: the attention of {kind} cannot be edited: it calls regard.attend with {what}.")
 
@@ -92,7 +98,7 @@ def _with_weights(seen: AttentionOutput, call: AttentionCall, translation: Trans
 
 
 def _with_links(seen: AttentionOutput, weights: TransportedMap, value: Tensor, edits: LayerEdits) -> AttentionOutput:
-    """The result of a recurrent attention with edits of its weights."""
+    """The result of a recurrent attention with edits of its weights: the rows that no edit selects keep their bits."""
     _, H, I, _ = weights.shape
     steps = weights.live_steps
     output, rows = edited_recurrence(edits, with_heads(value, H), I, lambda values: recur(steps, values)[0])

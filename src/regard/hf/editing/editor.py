@@ -125,6 +125,7 @@ def edit_what_is_there(model: nn.Module, edits: AttentionEdit) -> Iterator[Edite
 
 @contextmanager
 def _editing(editor: _Editor, may_be_empty: bool = False) -> Iterator[EditedRun]:
+    """One block of edits; if it ends without an error, `conclude` refuses an edit that changed nothing."""
     with editor.open():
         yield editor.run
     editor.conclude(may_be_empty)
@@ -151,7 +152,9 @@ class _Block(AbstractContextManager[EditedRun]):
 class _Frame:
     """A module that runs: what it was given, the number of its attention calls, and its softmaxes.
 
-    `softmaxes` are the numbers of those that edits changed, `call` is what `given` was at the start, to run it again.
+    `given` are its positional and named arguments, if it may compute a softmax itself. `trace` follows its softmaxes,
+    and `softmaxes` are the numbers of those that edits changed. `call` is what `given` was at the start, to run it
+    again; None if its weights cannot be measured.
     """
 
     module: nn.Module
@@ -187,7 +190,13 @@ def _names_words(edits: AttentionEdit) -> bool:
 
 
 class _Editor(CallObserver):
-    """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit."""
+    """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit.
+
+    `edits` are the single edits with words and roles resolved to numbers; elsewhere an edit is named by its place in
+    this list. `selected` are the modules of whose heads an edit selects some, and `own_softmax` those of them that may
+    compute a softmax themselves. `observed` are all attention modules and recurrent layers, and `editable` those that
+    some edit could change, each with its path.
+    """
 
     def __init__(
         self,
@@ -201,18 +210,7 @@ class _Editor(CallObserver):
         texts = [] if tokens is None or not _names_words(edits) else tokens if has_texts(tokens) else [tokens]
         self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
         self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
-        self.attending = {module: name for name, module in attention_modules(model).items()}
-        layers = with_numbers({n: m for n, m in model.named_modules() if m in self.attending or is_recurrent(m)})
-        self.attending = {m: n for n, m in layers.items() if m in self.attending}
-        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
-        own = {module: name for name, module in layers.items()}
-        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
-        self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
-        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
-        self.selected = {
-            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
-        }
-        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
+        self._read_modules()
         self.projected = self._output_projections()
         self.state = _State()
         # Of each edit, by its number: the calls that it changed, and why it changed none.
@@ -229,8 +227,26 @@ class _Editor(CallObserver):
         for part in self.edits:
             self._check_layers(part)
 
+    def _read_modules(self) -> None:
+        """Find the modules that attend or are recurrent, their paths, and those that the edits select."""
+        model, attending = self.model, {*attention_modules(self.model).values()}
+        layers = with_numbers({n: m for n, m in model.named_modules() if m in attending or is_recurrent(m)})
+        self.attending = {m: n for n, m in layers.items() if m in attending}
+        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
+        own = {module: name for name, module in layers.items()}
+        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
+        self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
+        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
+        self.selected = {
+            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
+        }
+        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
+
     def _output_projections(self) -> dict[nn.Module, Heads]:
-        """The heads of modules that compute their softmax themselves, if an edit patches outputs."""
+        """The heads of selected modules that may compute their softmax themselves, if an edit patches outputs.
+
+        Their outputs are patched where their output projection reads them.
+        """
         if not self.own_softmax or not any(isinstance(part, ActivationPatch) for part in self.edits):
             return {}
         try:
@@ -261,6 +277,7 @@ class _Editor(CallObserver):
 
     @contextmanager
     def open(self) -> Iterator[None]:
+        """A block in which the calls of the model are changed; without edits it does nothing."""
         if not self.edits:
             yield
             return
@@ -282,6 +299,7 @@ class _Editor(CallObserver):
     # Events of the model
 
     def _keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep where the next call of a module stands in the sequence, and its arguments if it may run again."""
         if self in editors:  # the hook belongs to the module, which other threads may run
             is_cross = part_of(self.names[module], module) == "cross"
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
@@ -292,6 +310,7 @@ class _Editor(CallObserver):
                     self.state.frames[-1].call = given
 
     def _keep_sizes(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the sizes of the inputs of the model, one of which is its batch size."""
         if self in editors:
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             self.state.sizes = {size for tensor in tensors for size in tensor.shape[:2]}
@@ -303,11 +322,13 @@ class _Editor(CallObserver):
         return calls or module in self.own_softmax
 
     def module_started(self, module: nn.Module) -> None:
+        """Open a frame for an attention module or recurrent layer that starts."""
         self.was_run |= module in self.names
         if module in self.observed:
             self.state.frames.append(_Frame(module))
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        """Close the frame of a module, and those inside of it that an error ended; note if no call of it was edited."""
         if not any(module is frame.module for frame in self.state.frames):
             return
         while (frame := self.state.frames.pop()).module is not module:
@@ -326,6 +347,7 @@ class _Editor(CallObserver):
                 frame.trace.follow(function, args, kwargs, output)
 
     def softmax_edited(self, change: Callable[..., Tensor]) -> None:
+        """Note that the softmax that is followed next was changed."""
         for frame in self.state.frames[-1:]:
             if frame.given is not None:
                 frame.softmaxes.append(len(frame.trace.softmaxes))
@@ -352,10 +374,12 @@ class _Editor(CallObserver):
             )
 
     def softmax_inputs(self, module: nn.Module) -> tuple[Any, Any] | None:
+        """The arguments of a selected module that runs, if it may compute a softmax itself."""
         frames = self.state.frames
         return frames[-1].given if frames and frames[-1].module is module else None
 
     def module_given(self, module: nn.Module) -> GivenCall | None:
+        """What a selected module was given, if no attention in it was edited and its weights may be measured."""
         frames = self.state.frames
         is_unedited = frames and frames[-1].module is module and not frames[-1].num_calls
         return frames[-1].call if is_unedited else None
@@ -363,10 +387,15 @@ class _Editor(CallObserver):
     # Changes of a call
 
     def selects(self, module: nn.Module) -> bool:
+        """Whether an edit selects some of the heads of a module."""
         return module in self.selected
 
     def edited(self, call: AttentionCall) -> AttentionCall:
-        """The call with patched queries, keys and values, and with the edits of its weights."""
+        """The call with patched queries, keys and values, and with the edits of its weights.
+
+        A patch makes a new call, also where it changes the output only, so that the call counts as edited. `selecting`
+        has each edit that selects the module: its number, the edit and the heads.
+        """
         name = self.names.get(call.module)
         self.state.outputs = []
         if name is None:
@@ -382,38 +411,46 @@ class _Editor(CallObserver):
             frame.num_calls += 1
         if not selecting:
             return call
-        if is_differential(call.module):
-            raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
-        first_query, first_key = call.place or first_numbers(
-            call, self.state.places.get(call.module), part_of(name, call.module) == "cross"
-        )
-        self._check_tokens(call, first_query)
-        if any(part.where.queries is not None for _, part, _ in selecting):
-            _check_counted(call, name)
-        if any(part.where.names_entries for _, part, _ in selecting):
-            self._check_entries(call, name)
+        place = self._checked_place(call, name, [part for _, part, _ in selecting])
+        with_patch = self._with_projected_patch if call.backend == OWN_SOFTMAX else self._with_patch
         edits, original = [], call
         for n, part, heads in selecting:
             if heads.is_finite and heads.last >= (H := call.query.shape[1]):
                 raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {H - 1}.")
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
-                if call.backend == OWN_SOFTMAX:
-                    call = self._with_projected_patch(n, part, heads, call, name, first_query)
-                    continue
-                call = self._with_patch(n, part, heads, call, name, (first_query, first_key))
-                continue
-            pairs = []
-            for own in Pairs.of(part.where, heads, len(call.query)):
-                reason = self._why_no_pair(n, own, call, first_query, first_key)
-                self.num_changed[n] += reason is None
-                if reason is None:
-                    pairs.append(own)
-                else:
-                    self.reasons[n] = reason
-            edits += layer_edits(part, pairs, name, len(call.query)) if pairs else []
+                call = with_patch(n, part, heads, call, name, place)
+            elif pairs := self._pairs_of(n, part, heads, call, place):
+                edits += layer_edits(part, pairs, name, len(call.query))
         self.run.calls[name] = self.run.calls.get(name, 0) + (bool(edits) or call is not original)
-        return call.with_edits(LayerEdits(tuple(edits)), (first_query, first_key)) if edits else call
+        return call.with_edits(LayerEdits(tuple(edits)), place) if edits else call
+
+    def _checked_place(self, call: AttentionCall, name: str, parts: list[Any]) -> tuple[int, int]:
+        """The numbers of the first query and key of a call; a call that these edits cannot change is refused."""
+        if is_differential(call.module):
+            raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
+        is_cross = part_of(name, call.module) == "cross"
+        place = call.place or first_numbers(call, self.state.places.get(call.module), is_cross)
+        self._check_tokens(call, place[0])
+        if any(part.where.queries is not None for part in parts):
+            _check_counted(call, name)
+        if any(part.where.names_entries for part in parts):
+            self._check_entries(call, name)
+        return place
+
+    def _pairs_of(
+        self, number: int, part: Any, heads: Indices, call: AttentionCall, place: tuple[int, int]
+    ) -> list[Pairs]:
+        """The pairs of an edit that a call has; if it has none of some, the reason is kept for an error at the end."""
+        pairs = []
+        for own in Pairs.of(part.where, heads, len(call.query)):
+            reason = self._why_no_pair(number, own, call, *place)
+            if reason is None:
+                pairs.append(own)
+                self.num_changed[number] += 1
+            else:
+                self.reasons[number] = reason
+        return pairs
 
     def _reaches_links(self, number: int, call: AttentionCall, name: str) -> bool:
         """Whether an edit acts on the weights of a recurrent layer; otherwise the layer is noted as not edited.
@@ -434,7 +471,11 @@ class _Editor(CallObserver):
     def _with_patch(
         self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
     ) -> AttentionCall:
-        """The call with patched queries, keys or values; a patch of the output is kept for `patched`."""
+        """The call with patched queries, keys or values; a patch of the output is kept for `patched`.
+
+        `place` has the numbers of the first query and key in the whole sequence. A patched call has no log-sum-exp: the
+        kernel returns that of the patched tensors.
+        """
         start = place[edit.part in OF_KEYS]
         of_tokens = call.key if edit.part in OF_KEYS else call.query
         self.lengths[number, name] = max(self.lengths.get((number, name), 0), start + of_tokens.shape[2])
@@ -452,9 +493,12 @@ class _Editor(CallObserver):
         return replace(call, logsumexp=None, **{edit.part: changed})  # type: ignore[arg-type]
 
     def _with_projected_patch(
-        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, first_query: int
+        self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
     ) -> AttentionCall:
-        """The call of a module that computes its softmax itself; its output projection will read the patched heads."""
+        """The call of a module that computes its softmax itself; its output projection will read the patched heads.
+
+        The values of such a call have no channels, so they get the width of a head, which a patch must fit.
+        """
         layout = self.projected.get(call.module)
         if layout is None or edit.part != "output":
             raise RegardError(
@@ -463,7 +507,7 @@ class _Editor(CallObserver):
                 "part='output' patches those, and edits of scores and of weights reach it."
             )
         wide = replace(call, value=call.value.new_empty(*call.value.shape[:3], layout.head_dim))
-        patched = self._with_patch(number, edit, heads, wide, name, (first_query, 0))
+        patched = self._with_patch(number, edit, heads, wide, name, place)
         if patched is wide:
             return call
         self.state.projected.setdefault(layout.output, []).extend(self.state.outputs)
@@ -573,6 +617,7 @@ class _Editor(CallObserver):
         return _selects(Where(layers=layer), path) and (is_attention or not beside)
 
     def _not_edited(self, part: Any, unedited: dict[str, str], paths: list[str]) -> str:
+        """The error for an edit that could not change the modules at `paths`; `unedited` has the class by path."""
         kinds = ", ".join(dict.fromkeys(unedited[path] for path in paths))
         edited = [path for path, count in self.run.calls.items() if count and part.where.heads_in(path) is not None]
         edited = [path for path in edited if path not in unedited]
@@ -583,6 +628,7 @@ class _Editor(CallObserver):
         )
 
     def _why_not(self, part: Any, paths: list[str]) -> str:
+        """Why an edit cannot change these modules, as the end of a sentence that begins with their classes."""
         if not set(paths) <= set(self.recurrent.values()):
             return (
                 "computes a recurrence inside its module, or computes its weights itself, not by one softmax over the "
@@ -599,6 +645,7 @@ class _Editor(CallObserver):
 
 
 def _selects(where: Where, name: str) -> bool:
+    """Whether a selection has heads of the module at a path."""
     return where.heads_in(name) is not None
 
 

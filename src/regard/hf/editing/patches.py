@@ -37,7 +37,11 @@ class CallPatch:
 
 
 def patches_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path: str, start: int) -> list[CallPatch]:
-    """What a patch puts into a call, whose first token (query or key) has the number `start`."""
+    """What a patch puts into a call, whose first token (query or key) has the number `start`.
+
+    There is one for each set of batch entries with the same tokens; none if the call has none of the tokens. The source
+    has values of all tokens of its run, for every batch entry, for the selected ones, or one for all of them.
+    """
     tensor = {"query": call.query, "key": call.key, "value": call.value, "output": call.query}[edit.part]
     chosen = heads.among(range(call.query.shape[1]))
     if edit.part in OF_KEYS:
@@ -88,8 +92,7 @@ def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int, int
     if source.shape[0] not in (1, B, num_selected) or source.shape[1] != H or source.shape[3] != D:
         raise RegardError(
             f"ActivationPatch(part={edit.part!r}): the source has shape {tuple(source.shape)} (batch, heads, tokens, "
-            "width), and "
-            f"this run has batch {B}, {H} heads and width {D}."
+            f"width), and this run has batch {B}, {H} heads and width {D}."
         )
     return source
 
@@ -103,11 +106,11 @@ def check_length(edit: ActivationPatch, path: str, length: int) -> None:
 
 
 def _other_length(edit: ActivationPatch, own: int, needed: int) -> str:
+    """The error for a source of `own` tokens where `needed` tokens are patched."""
     which = "keys" if edit.part in OF_KEYS else "queries"
     return (
         f"ActivationPatch(part={edit.part!r}): the run to patch from has {own} tokens, and this one has at least "
-        f"{needed}, so "
-        f"tokens do not correspond. Give texts of the same length, or select tokens: Where({which}=...)."
+        f"{needed}, so tokens do not correspond. Give texts of the same length, or select tokens: Where({which}=...)."
     )
 
 

@@ -18,7 +18,7 @@ LAYER = ("layer_idx", "layer_id")
 
 @dataclass(frozen=True)
 class Place:
-    """The number of the first query, and what the cache says of the keys: how many there are, and the first number."""
+    """The number `start` of the first query, and what the cache says of the keys: how many, and the `first` number."""
 
     start: int
     num_keys: int
@@ -32,7 +32,8 @@ class Place:
 def place_of(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], is_cross: bool = False) -> Place | None:
     """The place of the next call of an attention module of transformers, from its arguments; None without a cache.
 
-    When cross-attention runs, the self-attention of its layer has already put the keys of this call into the cache.
+    When cross-attention runs, the self-attention of its layer has already put the keys of this call into the cache, so
+    the length of the cache already counts its queries.
     """
     values = (*kwargs.values(), *args)
     cache = next((x for x in values if hasattr(x, "get_seq_length") and hasattr(x, "get_mask_sizes")), None)

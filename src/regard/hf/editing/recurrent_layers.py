@@ -39,7 +39,11 @@ def is_editable(module: nn.Module) -> bool:
 def changed_core(
     last: LastCalls, module: nn.Module, name: str, given: dict[str, Any], result: Any
 ) -> tuple[Any, LayerEdits | None]:
-    """The result of a function that computes a recurrent layer, with the open edits, and these edits."""
+    """The result of a function that computes a recurrent layer, with the open edits, and these edits.
+
+    `last` has the last call of each layer, which this one may continue; it is replaced by this call. Rows that no edit
+    selects keep their bits.
+    """
     first, *others = result if isinstance(result, tuple) else (result,)
     with as_mistakes(module):
         core = read_core(module, lambda: READERS[name](detached(given), detached(result)))
@@ -68,7 +72,10 @@ def changed_core(
 
 
 def _edits_of(module: nn.Module, name: str, query: Tensor, key: Tensor) -> LayerEdits | None:
-    """The open edits of a call; None if none changes it. `query` and `key` have its sizes."""
+    """The open edits of a call; None if none changes it. `query` and `key` have its sizes.
+
+    A recurrence reads the tokens up to its query, so its pairs are those of a causal attention.
+    """
     place = key.shape[2] - query.shape[2], 0
     known = Translation(Attention(mask=causal()), Positions.aligned_to_end(query.shape[2], key.shape[2]), query)
     call = AttentionCall(

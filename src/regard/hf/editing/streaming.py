@@ -71,12 +71,16 @@ class FarPairs(Pairs):
     window: int = 1
 
     def cells(self, grid: Grid) -> Tensor:
+        """For each pair of a tile, whether it is selected: (B or 1, H or 1, I, J)."""
         query, key = grid.i + self.query_shift, grid.j + self.key_shift
         return self.rows(grid) & (key >= self.sinks) & (query - key >= self.window)
 
 
 class _StreamingHeads(CallEditor):
-    """Knocks the far keys of the streaming heads out of the calls of one model."""
+    """Knocks the far keys of the streaming heads out of the calls of one model.
+
+    `heads` are the numbers of the streaming heads of each module, and `places` where its next call stands.
+    """
 
     def __init__(self, model: nn.Module, split: KeyHeadSplit) -> None:
         modules = attention_modules(model)
@@ -93,9 +97,11 @@ class _StreamingHeads(CallEditor):
                 self.heads[modules[name]] = layer.streaming_heads
 
     def keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep where the next call of a module stands in the sequence."""
         self.places[module] = place_of(module, args, kwargs)
 
     def selects(self, module: nn.Module) -> bool:
+        """Whether a module has streaming heads."""
         return module in self.heads
 
     def edited(self, call: AttentionCall) -> AttentionCall:

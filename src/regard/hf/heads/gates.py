@@ -53,13 +53,18 @@ def gated(
 
 
 class _Runs:
-    """Refuses a run that calls no gated projection: code that was compiled before does not call hooks."""
+    """Refuses a run that calls no gated projection: code that was compiled before does not call hooks.
+
+    A run is a call of a module that holds a gated projection, and inside no other such module. `depth` counts those
+    that are open. `is_gated`: a gate was applied in this run; `was_gated`: in any run of the block.
+    """
 
     def __init__(self) -> None:
         self.depth, self.is_gated, self.was_gated = 0, False, False
 
     @contextmanager
     def checked(self, model: nn.Module, outputs: set[nn.Module]) -> Iterator[None]:
+        """A block in which every run of the model must call one of the gated output projections."""
         with ExitStack() as stack:
             for module in model.modules():
                 if module in outputs:
@@ -75,6 +80,7 @@ class _Runs:
             )
 
     def _start(self, *call: Any) -> None:
+        """Begin a run, if none is open: no gate was applied in it yet."""
         self.is_gated &= self.depth > 0
         self.depth += 1
 
@@ -115,6 +121,7 @@ class _Inputs:
         self.tensors: list[Tensor] = []
 
     def register(self) -> Iterator[RemovableHandle]:
+        """Observe the module, if the projection is inside of it; the hooks are returned."""
         if self.heads.output_path:
             yield self.heads.module.register_forward_pre_hook(self._enter, with_kwargs=True)
             yield self.heads.module.register_forward_hook(self._leave, always_call=True)
@@ -152,6 +159,8 @@ def _check(heads: Heads, gate: Any) -> Tensor:
 
 
 def _multiply(gate: Tensor, inputs: _Inputs) -> Callable[[nn.Module, tuple[Any, ...]], tuple[Any, ...]]:
+    """The hook before an output projection that multiplies the heads in its input (..., H E) by the gates (H,)."""
+
     def hook(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         joined, *rest = args
         inputs.check(joined)

@@ -59,7 +59,7 @@ class ImportanceScores:
         if not 0 <= count <= removable:
             raise RegardError(f"Importance.least: the model has {removable} heads, got {count}.")
         units = self._units(groups)
-        best = {unit[0][0]: unit for unit in units}
+        best = {unit[0][0]: unit for unit in units}  # the last, so most important, unit of each module
         chosen: list[tuple[str, int]] = []
         for unit in units:
             if unit is not best[unit[0][0]] and len(chosen) + len(unit) <= count:
@@ -67,6 +67,7 @@ class ImportanceScores:
         return chosen
 
     def _units(self, groups: bool) -> list[list[tuple[str, int]]]:
+        """Heads that can only be removed together, (module, head) each, the least important unit first."""
         scored = []
         for name, value in self.values.items():
             size = self.groups.get(name, 1) if groups else 1

@@ -113,6 +113,7 @@ class ModelHeads:
         return self.by_name[name]
 
     def _numbered(self, layer: int) -> str:
+        """The path of the only attention module of a layer."""
         names = [name for name in self.by_name if layer_number(name) == layer]
         if len(names) != 1:
             which = f"is in {', '.join(names)}" if names else f"is in none of {', '.join(self.by_name)}"
@@ -190,7 +191,7 @@ class HeadHints:
 
 
 def _told_number(caller: str, num_heads: Any) -> int | None:
-    """A number of heads as an int of at least 1."""
+    """A number of heads that a user gave, as an int of at least 1; None if none was given."""
     try:
         number = 0 if isinstance(num_heads, bool) else index(num_heads if num_heads is not None else 1)
     except TypeError:
@@ -254,15 +255,18 @@ def _without_output(module: nn.Module) -> str | None:
 
 
 def _linear_paths(module: nn.Module) -> list[str]:
+    """The paths of the linear layers in a module."""
     return [path for path, part in module.named_modules() if path and num_inputs(part) is not None]
 
 
 def _number(module: nn.Module, names: Sequence[str]) -> int | None:
+    """The first of these attributes that is a positive number; None if none is."""
     values = (getattr(module, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and value > 0), None)
 
 
 def _pairs(caller: str, chosen: Any) -> list[tuple[Any, Any]]:
+    """(module, head) pairs from a list of them or from {module: [head, ...]}, not yet checked."""
     try:
         if isinstance(chosen, Mapping):
             return [(name, head) for name, heads in chosen.items() for head in heads]

@@ -164,6 +164,7 @@ def _sides(module: nn.Module, path: str) -> frozenset[str]:
 
 
 def _is_linear(part: nn.Module) -> bool:
+    """Whether a module has a number of inputs, as linear layers do."""
     return num_inputs(part) is not None
 
 
@@ -177,7 +178,8 @@ def _folded(norm: nn.Module, matrix: Tensor) -> Tensor:
     """The matrix that reads the stream before a norm: diag(scale) W, without its mean row if the norm centers.
 
     The scale and whether the norm centers are measured, since some norms store 1 + weight: a norm maps a vector x with
-    the mean 0 to scale * x / rms(x), and the vector of ones to 0 if it takes the mean out.
+    the mean 0 to scale * x / rms(x), and the vector of ones to 0 if it takes the mean out. Here x is 1, -1, 1, -1, ...;
+    with an odd number of channels it ends with 1, 1, -2.
     """
     dtype = next((weight.dtype for weight in norm.parameters()), matrix.dtype)
     ones = torch.ones(matrix.shape[0], device=matrix.device, dtype=dtype)

@@ -67,9 +67,9 @@ class PruningResult:
 
     def table(self) -> str:
         """A plain-text table with one line per pruned module, and the total."""
-        head_dim = max([len(name) for name in self.left] + [6])
-        lines = [f"{'module':{head_dim}} left  removed"]
-        lines += [f"{name:{head_dim}} {self.left[name]:4d}  {_listed(heads)}" for name, heads in self.removed.items()]
+        width = max([len(name) for name in self.left] + [6])
+        lines = [f"{'module':{width}} left  removed"]
+        lines += [f"{name:{width}} {self.left[name]:4d}  {_listed(heads)}" for name, heads in self.removed.items()]
         return "\n".join([*lines, repr(self)])
 
     def __repr__(self) -> str:
@@ -146,19 +146,21 @@ def _check(heads: Heads, numbers: list[int]) -> None:
 
 
 def _remedy(heads: Heads, numbers: list[int]) -> str:
+    """The sentence that says how to switch heads off by gates instead."""
     gates = [float(head not in numbers) for head in range(heads.num_heads)]
     shown = gates if len(gates) <= 16 else "zeros for these heads, ones for the others"
     return f"regard.hf.gated(model, {{{heads.name!r}: {shown}}}) switches the heads off without removing them."
 
 
 def _check_groups(heads: Heads, numbers: list[int]) -> None:
-    R, removed = heads.group, set(numbers)
-    groups = [range(first, first + R) for first in range(0, heads.num_heads, R)]
-    incomplete = [group for group in groups if 0 < len(removed.intersection(group)) < R]
+    """Refuse to remove a part of the heads that share one key and value head."""
+    size, removed = heads.group, set(numbers)
+    groups = [range(first, first + size) for first in range(0, heads.num_heads, size)]
+    incomplete = [group for group in groups if 0 < len(removed.intersection(group)) < size]
     if incomplete:
         listed = "; ".join(_listed(group) for group in incomplete)
         raise RegardError(
-            f"prune: in {heads.name} each {R} query heads share one key and value head, so only whole groups can be "
+            f"prune: in {heads.name} each {size} query heads share one key and value head, so only whole groups can be "
             f"removed. Of the heads {_listed(numbers)}, these groups are incomplete: {listed}. "
             f"importance.least(count, groups=True) chooses whole groups. {_remedy(heads, numbers)}"
         )
@@ -216,11 +218,13 @@ def _piece_per_head(attention: Attention | Composite) -> str | None:
 
 
 def _layout(heads: Heads) -> dict[str, str] | None:
+    """Projection -> which of queries, keys and values ("q", "kv", ...) it computes; None for unknown names."""
     children = dict(heads.module.named_children())
     return next((layout for layout in LAYOUTS if layout.keys() <= children.keys()), None)
 
 
 def _names(module: nn.Module) -> str:
+    """The names of the children that have weights, for an error."""
     return ", ".join(name for name, child in module.named_children() if getattr(child, "weight", None) is not None)
 
 
@@ -236,6 +240,10 @@ def _axis(projection: nn.Module, side: str) -> int:
 
 
 def _remove(heads: Heads, numbers: list[int]) -> None:
+    """Remove heads from the projections of a module, and set its sizes.
+
+    Only whole groups are removed, so the first query head of a group says whether its key head stays.
+    """
     queries = [head for head in range(heads.num_heads) if head not in numbers]
     keys = [head // heads.group for head in queries if head % heads.group == 0]
     for name, parts in (_layout(heads) or {}).items():
@@ -249,6 +257,7 @@ def _remove(heads: Heads, numbers: list[int]) -> None:
 
 
 def _columns(heads: list[int], head_dim: int) -> Tensor:
+    """The indices of the channels of these heads."""
     return (torch.tensor(heads)[:, None] * head_dim + torch.arange(head_dim)).flatten()
 
 
@@ -263,14 +272,15 @@ def _cut(projection: nn.Module, kept: Tensor, side: str) -> None:
 
 
 def _kept(parameter: Any, kept: Tensor, axis: int) -> nn.Parameter:
+    """A new parameter with these indices of an axis."""
     smaller = parameter.detach().index_select(axis, kept.to(parameter.device))
     return nn.Parameter(smaller, requires_grad=parameter.requires_grad)
 
 
 def _set_sizes(module: nn.Module, num_heads: int, num_key_value_heads: int, head_dim: int) -> None:
     """Set the attributes that the module's forward reads."""
-    sizes = dict.fromkeys(COUNTS, num_heads) | dict.fromkeys(("all_head_size", "split_size"), num_heads * head_dim)
-    sizes |= dict.fromkeys(("num_key_value_heads", "num_key_value_heads"), num_key_value_heads)
+    sizes: dict[str, int] = {"num_key_value_heads": num_key_value_heads} | dict.fromkeys(COUNTS, num_heads)
+    sizes |= dict.fromkeys(("all_head_size", "split_size"), num_heads * head_dim)
     for name, size in sizes.items():
         if name in vars(module):
             setattr(module, name, size)

@@ -113,6 +113,7 @@ def pruning_curve(
 
 
 def _check(importance: ImportanceScores, shares: Sequence[float], order: str | Sequence[str]) -> tuple[list, list[str]]:
+    """The shares and the orders without duplicates; a `RegardError` for unknown ones."""
     if not isinstance(importance, ImportanceScores):
         raise RegardError(f"pruning_curve: expected the result of importance(), got {type(importance).__name__}.")
     for share in shares:
@@ -137,6 +138,7 @@ def _ordered(importance: ImportanceScores, order: str, seed: int) -> list[tuple[
 def _measure(
     model: nn.Module, quality: Callable[[Any], float], importance: ImportanceScores, heads: frozenset
 ) -> float:
+    """The quality of the model with these heads gated to zero."""
     gates = {name: torch.ones(len(value)) for name, value in importance.values.items()}
     for name, head in heads:
         gates[name][head] = 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import reduce
+from operator import and_
 from typing import Any
 
 from torch import Tensor
@@ -19,7 +21,9 @@ WHOLE = slice(None)
 class GraphMask:
     """The mask of a graph: the fields of `regard.engine.kernel.operator.OperatorTerms` that masks have.
 
-    `start` is a tensor in graphs that use a static cache.
+    Query i has position `start` + i, and key j has `first` + j. A `window` of 0 is none. `real` (B, n) says for each
+    position whether its key is no padding, and `groups` (B, n) has the packed sequence of each position: a query sees
+    only its own. `start` is a tensor in graphs that use a static cache.
     """
 
     start: int | Tensor
@@ -56,7 +60,4 @@ class GraphMask:
         masks += [groups_mask(self.groups)] if self.groups is not None else []
         if self.real is not None and not bool(self.real.all()):
             masks.append(padding(self.real))
-        mask = None
-        for part in masks:
-            mask = part if mask is None else mask & part
-        return Recognized(mask, int(self.start), self.first)
+        return Recognized(reduce(and_, masks) if masks else None, int(self.start), self.first)

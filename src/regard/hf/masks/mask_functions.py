@@ -27,7 +27,7 @@ MASKING_UTILS = "transformers.masking_utils"
 
 
 class _Unknown(Exception):
-    """The mask function is not known."""
+    """The reader does not know a mask function, or not with these variables."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,11 @@ class MaskFunctionReader:
         return mask_mod(_mapped(function) if self.use_vmap else function)
 
     def _known(self, function: MaskFunction) -> Mask | None:
+        """The mask of a function that transformers defines; `_Unknown` for any other.
+
+        The name of the function that returned the closure is that of the method that reads it, after an underscore. The
+        method gets what the function closes over, by name.
+        """
         name = function.__qualname__.split(".")[0] if function.__module__ == MASKING_UTILS else ""
         reader = getattr(self, f"_{name}", None)
         if not name or reader is None:
@@ -75,6 +80,7 @@ class MaskFunctionReader:
         return None
 
     def _and_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
+        """Pairs that all functions allow; causal masks come first, as in the rules of `recognize` (mask_tensors.py)."""
         names = {function.__qualname__ for function in mask_functions if function.__module__ == MASKING_UTILS}
         inside = _BesideCausal(self.length, self.use_vmap, self.places) if "causal_mask_function" in names else self
         masks = [mask for mask in map(inside.read, mask_functions) if mask is not None]
@@ -82,17 +88,22 @@ class MaskFunctionReader:
         return reduce(and_, masks) if masks else None
 
     def _or_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
-        inside = MaskFunctionReader(self.length, self.use_vmap, self.places)
-        masks = [inside.read(function) for function in mask_functions]
-        return None if None in masks else reduce(or_, masks)  # type: ignore[arg-type]
+        masks = [self.read(function) for function in mask_functions]
+        return None if None in masks else reduce(or_, masks)  # type: ignore[arg-type]  # one allows every pair
 
     def _sliding_window_overlay(self, sliding_window: int) -> Mask:
+        # Theirs limits the keys before a query only, and `window` those after it, too.
         return window(sliding_window) | ~causal()
 
     def _sliding_window_bidirectional_overlay(self, sliding_window: int) -> Mask:
         return window(sliding_window + 1)
 
     def _chunked_overlay(self, chunk_size: int, left_padding: Tensor) -> Mask:
+        """Pairs of one chunk, where chunks count from the first token that is no padding (`left_padding` (B,) tokens).
+
+        Each chunk becomes one group of neighbors. Short packed sequences may share a group: the mask of sequences
+        separates them.
+        """
         if self.places is None and not bool(left_padding.any()):
             return block_local(chunk_size)
         places = torch.arange(self.length, device=left_padding.device) if self.places is None else self.places
@@ -100,6 +111,7 @@ class MaskFunctionReader:
         return groups_mask((chunks.diff(prepend=chunks[:, :1]) != 0).cumsum(1))
 
     def _blockwise_overlay(self, block_sequence_ids: Tensor) -> Mask:
+        """Pairs of one block; tokens with a negative number are in no block."""
         if self.places is not None:
             raise _Unknown
         return SameGroup(block_sequence_ids.clamp_min(-1))
@@ -112,7 +124,7 @@ class MaskFunctionReader:
 
 
 class _BesideCausal(MaskFunctionReader):
-    """Reads functions that are combined with a causal one: there a window needs no limit ahead."""
+    """Reads functions that are combined with a causal one: there it does not matter which later keys they allow."""
 
     def _sliding_window_overlay(self, sliding_window: int) -> Mask:
         return window(sliding_window)
@@ -127,7 +139,7 @@ def _closed_over(function: MaskFunction) -> dict[str, Any]:
 
 
 def _mapped(function: MaskFunction) -> MaskFunction:
-    """A function of four numbers as a function of four index tensors."""
+    """A function of four numbers as a function of four index tensors, whose result has an axis for each of them."""
     for axes in ((None, None, None, 0), (None, None, 0, None), (None, 0, None, None), (0, None, None, None)):
         function = torch.vmap(function, in_dims=axes)
     mapped = function

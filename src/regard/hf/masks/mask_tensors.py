@@ -64,7 +64,7 @@ def recognize(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, 
 class _Facts:
     """The tensor (b, I, J), the keys that at least one row allows (b, J), each row's first and last allowed key (b, I).
 
-    Rows without an allowed key have -1.
+    b is 1 if all `num_batch` entries have the same mask. Rows without an allowed key have -1.
     """
 
     allowed: Tensor
@@ -76,7 +76,7 @@ class _Facts:
     @staticmethod
     def of(allowed: Tensor, num_batch: int) -> _Facts:
         first, last = [], []
-        for block in allowed.split(BLOCK, 1):
+        for block in allowed.split(BLOCK, 1):  # argmax of zeros and ones is the place of the first one
             flags, empty = block.to(torch.uint8), ~block.any(-1)
             first.append(flags.argmax(-1).masked_fill(empty, -1))
             last.append((block.shape[-1] - 1 - flags.flip(-1).argmax(-1)).masked_fill(empty, -1))
@@ -88,15 +88,19 @@ class _Facts:
 
 
 def _candidates(facts: _Facts) -> Iterator[Recognized]:
-    """Candidate rules, the simplest first."""
+    """Candidate rules, the simplest first. They only have to be possible: `_agrees` tests every pair.
+
+    If no padding hides a row's last keys, a causal row ends at its own position. So the first query has the largest
+    `last` - row as its position. `ahead` and `behind` are the largest distances from a query to an allowed key.
+    """
     (_, I, J), real = facts.allowed.shape, facts.padding()
     yield Recognized(real)
     filled = facts.first >= 0
     if not filled.any() or I == 1:
         return
     rows, aligned = torch.arange(I, device=filled.device), J - I
-    start = min(int((facts.last - rows)[filled].max()), aligned)  # of the first query, if its last key is itself
-    first_query = None if start == aligned else start
+    start = min(int((facts.last - rows)[filled].max()), aligned)
+    first_query = None if start == aligned else start  # None: the ends of queries and keys align
     ahead = int((facts.last - aligned - rows)[filled].max())
     behind = max(int((start + rows - facts.first)[filled].max()), 0) + 1  # counts the query's own position
     yield Recognized(_both(causal(), real), first_query)
@@ -107,7 +111,10 @@ def _candidates(facts: _Facts) -> Iterator[Recognized]:
 
 
 def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognized]:
-    """CandidateKeys for a batch of one: a prefix, and packed documents."""
+    """Candidate rules for a batch of one: a prefix, and packed documents.
+
+    A prefix ends at the last key of row 0. A document begins at the first key of its rows.
+    """
     batch, I, J = facts.allowed.shape
     if batch > 1:
         return
@@ -120,6 +127,7 @@ def _of_one_sequence(facts: _Facts, real: Mask | None) -> Iterator[Recognized]:
 
 
 def _both(rule: Mask, real: Mask | None) -> Mask:
+    """The pairs of a rule whose key is no padding."""
     return rule if real is None else rule & real
 
 

@@ -33,6 +33,7 @@ class SpanMask(Tensor):
 
     @staticmethod
     def __new__(cls, rule: Recognized, shape: tuple[int, ...], device: torch.device | str) -> SpanMask:
+        """A tensor with a type and a shape, but without memory for its entries."""
         return Tensor._make_wrapper_subclass(cls, shape, dtype=torch.bool, device=device)  # type: ignore[attr-defined]
 
     def __init__(self, rule: Recognized, shape: tuple[int, ...], device: torch.device | str) -> None:
@@ -63,6 +64,7 @@ class SpanMask(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Torch calls this in place of the operation `func`, if a `SpanMask` is among its arguments."""
         kept = _kept(func, args, kwargs or {})
         if kept is not None:
             return kept
@@ -93,8 +95,8 @@ def _cut(mask: SpanMask, axis: int = 0, start: int | None = None, stop: int | No
     if step != 1 or axis < 2 or start >= stop:
         return None
     I, J = mask.shape[2:]
-    rule, placed = mask.rule, mask.rule.positions(I, J)
-    at = (placed.start + start, rule.first) if axis == 2 else (placed.start, rule.first + start)
+    rule, query_start = mask.rule, mask.rule.positions(I, J).start
+    at = (query_start + start, rule.first) if axis == 2 else (query_start, rule.first + start)
     shape = [*mask.shape]
     shape[axis] = stop - start
     return SpanMask(Recognized(rule.mask, *at), tuple(shape), mask.device)
@@ -127,7 +129,11 @@ def spans_mask(
     device: torch.device | str = "cpu",
     **_: Any,
 ) -> SpanMask | None:
-    """The mask that transformers requests from a backend, as a rule: O(n) memory for padding, O(1) for the rest."""
+    """The mask that transformers requests from a backend, as a rule: O(n) memory for padding, O(1) for the rest.
+
+    The offsets are the positions of the first query and key. `attention_mask` (B, n) is 1 for keys that are no padding.
+    With `allow_is_bidirectional_skip` the model takes None for a mask that allows all pairs.
+    """
     start, first = int(q_offset), int(kv_offset)
     last = first + kv_length
     rule = MaskFunctionReader(max(last, start + q_length), use_vmap).read(mask_function)
@@ -139,7 +145,10 @@ def spans_mask(
 
 
 def _real(attention_mask: Tensor, first: int, last: int) -> Mask | None:
-    """The keys that are not padding; None if there is no padding. Keys beyond the mask are not written yet."""
+    """The keys that are not padding; None if there is none at the positions `first` to `last`.
+
+    The model has not written keys behind the end of `attention_mask` (B, n) yet, so they are hidden.
+    """
     missing = last - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))

@@ -59,7 +59,10 @@ Reader = Callable[[Given, Any], CoreCall]
 
 
 def gated_delta_rule(given: Given, result: Any) -> CoreCall:
-    """Gated DeltaNet, and Kimi Delta with one decay for each channel of the keys."""
+    """Gated DeltaNet, and Kimi Delta with one decay for each channel of the keys.
+
+    S_t = (I - beta_t k_t k_t^T) diag(exp g_t) S_(t-1) + beta_t k_t v_t^T, and q_t^T S_t is the output.
+    """
     value, before = heads_first(given["value"]), given["before"]
     num_heads = value.shape[1]
     given = _picked(given, "query", "key", "g", "beta", "scale", "use_qk_l2norm_in_kernel")
@@ -90,7 +93,7 @@ def ssd_scan(given: Given, result: Any) -> CoreCall:
 
 
 def ssd_step(given: Given, result: Tensor) -> CoreCall:
-    """Mamba-2: one token. Parameters are expanded over the channels of a head."""
+    """Mamba-2: one token, without an axis of tokens. Parameters are expanded over the channels of a head."""
     flat = {**given, "B": given["B"][:, None], "C": given["C"][:, None]}
     kept = _parameters({"A": given["A"][:, 0, 0], "D": _first_channel(given, "D")}, "A", "D")
     bias = _first_channel(given, "dt_bias")
@@ -104,6 +107,10 @@ def ssd_step(given: Given, result: Tensor) -> CoreCall:
 def _ssd_call(
     given: Given, kept: Given, dt: Tensor, value: Tensor, output: Tensor, before: Any, after: Any
 ) -> CoreCall:
+    """The call of Mamba-2: S_t = exp(A dt_t) S_(t-1) + dt_t B_t x_t^T, and (C_t^T S_t + D x_t) silu(z_t) is the output.
+
+    `kept` has copies of A and D, `dt` is (B, H, n), and `value` and `output` are (B, H, n, P).
+    """
     B, H, n, _ = value.shape
     scale = None if given.get("z") is None else F.silu(heads_first(given["z"]))
     given = _picked(given, "B", "C")
@@ -135,6 +142,10 @@ def selective_step(given: Given, result: Tensor) -> CoreCall:
 
 
 def _selective_call(given: Given, kept: Given, bias: Any, output: Tensor, before: Any, after: Any) -> CoreCall:
+    """The call of Mamba-1, as that of Mamba-2, but with a decay A (C, D) for each channel and entry of its state.
+
+    `kept` has copies of A and D, and `bias` (C,) is added to the time steps.
+    """
     B, C, n = given["hidden_states"].shape
     dt = at_least_float32(given["dt"]) if bias is None else at_least_float32(given["dt"]) + bias[:, None]
     dt = F.softplus(dt) if given.get("delta_softplus") or given.get("dt_softplus") else dt
@@ -169,7 +180,11 @@ def rwkv(given: Given, result: Any) -> CoreCall:
 
 
 def _wkv(decay: Tensor, bonus: Tensor, key: Tensor, before: tuple[Tensor, ...]) -> Steps:
-    """The form of RWKV-4 from keys (B, n, C): one number a token for reading, writing, decay and the own token."""
+    """The form of RWKV-4 from keys (B, n, C): one number a token for reading, writing, decay and the own token.
+
+    `total` is the sum of the weights of the tokens so far, divided by exp(largest), and `largest` the running maximum
+    of the exponents. The state before the call has the weighted sum of the values, `total` and `largest`.
+    """
     zeros = torch.zeros_like(key[:, 0])
     _, total, largest = before or (zeros, zeros, zeros - 1e38)
     reads, own, written, log_decays = [], [], [], []
@@ -241,16 +256,18 @@ def _parameters(given: Given, *names: str) -> dict[str, Tensor | None]:
 
 
 def _first_channel(given: Given, name: str) -> Tensor | None:
+    """A parameter (H, P) that is the same for all channels of a head, as (H,); None if it was not given."""
     return None if given.get(name) is None else given[name][:, 0]
 
 
 def _time_steps(given: Given, dt: Tensor, bias: Tensor | None) -> Tensor:
+    """The time steps of Mamba-2, from what the layer computed, its bias, and a softplus if the function applies one."""
     dt = dt if bias is None else dt + bias
     return F.softplus(dt) if given.get("dt_softplus") else dt
 
 
 def heads_of(calls: Sequence[CoreCall]) -> CoreCall:
-    """One call from calls for the heads of one layer."""
+    """One call from calls that each compute some heads of one layer (Zamba)."""
     first = calls[0]
     if len(calls) == 1:
         return first

@@ -59,6 +59,7 @@ class _CoreFunctions:
 
     @contextmanager
     def observed_by(self, observer: CoreObserver, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """A block in which calls of the functions that these modules name are reported to an observer."""
         with self._wrapped(modules), self.observers.adding(observer):
             yield
 
@@ -70,6 +71,10 @@ class _CoreFunctions:
 
     @contextmanager
     def _wrapped(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """A block in which the functions that these modules name are replaced; a file is the globals of a module file.
+
+        Modules of one file share its names, so each name of a file is opened once.
+        """
         places = {}
         for module in modules:
             file = getattr(inspect.unwrap(type(module).forward), "__globals__", {})
@@ -85,6 +90,7 @@ class _CoreFunctions:
                     self._close(file, name)
 
     def _open(self, file: dict[str, Any], name: str) -> None:
+        """Put a wrapper in the place of a function, if no other block has."""
         replacement = self._replaced.get((id(file), name))
         if replacement is None:
             replacement = _Replacement(file[name], self._reporting(name, file[name]))
@@ -102,6 +108,7 @@ class _CoreFunctions:
                 file[name] = replacement.original
 
     def _reporting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function with changes and reports. The first change that is not None counts, from the innermost block."""
         names = list(inspect.signature(function).parameters)
 
         @wraps(function)

@@ -52,11 +52,13 @@ def _together(forms: Sequence[Form], axes: dict[str, int]) -> Form:
 
 
 def _reordered(form: Form, order: Tensor | None) -> Form:
+    """The form with its batch entries in another order."""
     if order is None:
         return form
     return replace(form, **{name: x[order] for name, x in _tensors(form).items() if name not in FIXED})
 
 
 def _tensors(form: Steps | Convolution) -> dict[str, Tensor]:
+    """The fields of a form that are tensors, by name."""
     values = {field.name: getattr(form, field.name) for field in fields(form)}
     return {name: value for name, value in values.items() if isinstance(value, Tensor)}

@@ -28,7 +28,11 @@ class Seen:
 
 
 class InlineReader(Protocol):
-    """Reads one kind of module. `parts` are the parts whose inputs and outputs it needs."""
+    """Reads one kind of module. `parts` are the parts whose inputs and outputs it needs.
+
+    `state_before` gets the arguments by name before the module runs, and returns copies of its state; empty if it has
+    none. `read` gets what was seen of the run, and what the module returned, and returns the call of the recurrence.
+    """
 
     @property
     def parts(self) -> tuple[str, ...]: ...
@@ -48,7 +52,7 @@ class Lightning:
     def read(self, module: Any, seen: Seen, output: Any) -> CoreCall:
         heads, mask = module.num_attention_heads, seen.given.get("attention_mask")
         qkv = module.act_fn(seen.outputs["qkv_proj"])
-        if mask is not None and mask.shape[1] == qkv.shape[1]:  # in steps, one of all tokens is ignored
+        if mask is not None and mask.shape[1] == qkv.shape[1]:  # a step gets a mask of all tokens, and ignores it
             qkv = qkv * mask[:, :, None]
         query, key, value = (heads_first(x) for x in qkv.unflatten(-1, (heads, -1)).chunk(3, -1))
         decay = -at_least_float32(module.slope_rate).detach().clone()
@@ -56,7 +60,7 @@ class Lightning:
         def form() -> Steps:
             return Steps(query, key, log_decay=decay.expand(*key.shape[:3], 1))
 
-        core = heads_first(seen.inputs["norm"].unflatten(-1, (heads, -1)))
+        core = heads_first(seen.inputs["norm"].unflatten(-1, (heads, -1)))  # the norm reads the recurrence's output
         return CoreCall(LINEAR, form, value, core, seen.before, state_copies(output[1]))
 
 
@@ -121,7 +125,10 @@ class MatrixMemory:
 def _matrix_memory(
     query: Tensor, key: Tensor, new: Tensor, kept: Tensor, before: tuple[Tensor, ...], epsilon: float
 ) -> Steps:
-    """The form of mLSTM. Gates `new` and `kept` are logarithms (B, H, n)."""
+    """The form of mLSTM. Gates `new` and `kept` are logarithms (B, H, n).
+
+    `total` is n_t and `largest` is m_t. The state before the call has C, n and m.
+    """
     query = query * query.shape[-1] ** -0.5
     total = torch.zeros_like(key[:, :, 0]) if not before else at_least_float32(before[1])
     largest = torch.zeros_like(new[..., 0]) if not before else at_least_float32(before[2]).reshape(new.shape[:2])
@@ -159,7 +166,7 @@ class GatedConvolution:
         def form() -> Convolution:
             return Convolution(out_gate, in_gate, taps)
 
-        state = (in_gate * x)[..., -width:]
+        state = (in_gate * x)[..., -width:]  # the cache holds the last `width` inputs, zeros before the first
         after = F.pad(torch.cat([*(b.to(state) for b in seen.before), state], -1), (width, 0))[..., -width:]
         core = at_least_float32(seen.inputs["out_proj"]).transpose(1, 2)[..., None]
         return CoreCall(CONVOLUTION, form, x[..., None], core, seen.before, (after,), offset=offset)
