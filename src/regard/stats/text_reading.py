@@ -14,7 +14,7 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap, Reduction
 from regard.stats.numbering import head_name
-from regard.stats.profile import Link, ModelProfile, one_text, profile
+from regard.stats.profile import Link, ModelProfile, one_text, profile, token_names
 from regard.stats.roles import LABEL, QUERIES, RoleTable
 from regard.stats.warnings import Finding, findings
 
@@ -41,7 +41,7 @@ class HeadLink:
 
 @dataclass(frozen=True, eq=False)
 class TextReading:
-    """A title, one map of the text for each layer, and their profile.
+    """A text as a model read it: a title, one map of the text for each layer, and their profile.
 
     Signed maps are held as shares of |weight|, and a layer with more than 128 heads as the mean over 128 of them.
     `roles` is None if roles were not computed, for example because the text is too short. `masks` are the warnings
@@ -88,10 +88,9 @@ class TextReading:
         >>> TextReading.of("", {"layer": rg.Attention()(x, x, x).weights}).profile.tokens
         ['0', '1']
         """
-        _, _, I, J = next(iter(maps.values())).shape if maps else (0, 0, 0, 0)
-        keys = [str(j) for j in range(J)] if tokens is None else list(tokens)
-        if queries is None and I != J:
-            queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
+        keys = list(tokens or ())
+        if maps:
+            keys, queries = token_names(next(iter(maps.values())), tokens, queries)
         texts = {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}
         measured = profile(texts, keys, query_tokens=queries, special=special, numbers=numbers, also=also, kinds=kinds)
         return TextReading(title, texts, measured, model=model)
@@ -154,13 +153,14 @@ class TextReading:
     def occurrences(self, word: str) -> list[int]:
         """The indices of all occurrences of `word`: that of the first piece if it has several."""
         tokens = self.profile.query_tokens
-        pieces, inside = [plain(token) for token in tokens], [token.startswith("##") for token in [*tokens, ""]]
+        pieces = [plain(token) for token in tokens]
+        continues_word = [token.startswith("##") for token in [*tokens, ""]]  # "": a word may end with the text
         target = word.strip().lower()
         return [
             start
             for start in range(len(pieces))
             for stop in range(start + 1, min(start + 12, len(pieces)) + 1)
-            if "".join(pieces[start:stop]) == target and not inside[start] and not inside[stop]
+            if "".join(pieces[start:stop]) == target and not continues_word[start] and not continues_word[stop]
         ]
 
 
@@ -189,14 +189,18 @@ class HeadValue(NamedTuple):
 
 
 def nearby_shares(reading: TextReading, name: str) -> Iterator[HeadValue]:
-    """A statistic of `NEARBY` for every head, over the queries whose target is not the first token."""
+    """A statistic of `NEARBY` for every head, over the queries whose target exists and is not the first token.
+
+    The statistic is a mean over all queries, so the weight of the query whose target is the first token is subtracted.
+    """
     count = len(reading.profile.query_tokens)
-    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token
+    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token; none for "next"
     at_first = reading.rows(query) if query < count else None
+    # no target: the query 0 for "previous", the last query for "next"
     num_queries = max(count - (2 if name == "previous" else 1), 1)
-    for number, layer in enumerate(reading.profile.layers):
+    for index, layer in enumerate(reading.profile.layers):
         for head, mean in enumerate(layer.values[name].tolist()):
-            on_first = 0.0 if at_first is None else float(at_first[number][head, 0])
+            on_first = 0.0 if at_first is None else float(at_first[index][head, 0])
             yield HeadValue((mean * count - on_first) / num_queries, layer.number, head)
 
 
@@ -214,7 +218,7 @@ def entropies_outside(profile: ModelProfile) -> Iterator[HeadValue]:
                 yield HeadValue(entropy / kept, layer.number, head)
 
 
-# `differences` compares the heads of one model on several texts; the heads that change most come first.
+# `text_differences` compares the heads of one model on several texts; the heads that change most come first.
 
 
 #: Statistics between 0 and 1. The others grow with the length of a text, so texts cannot be compared by them.
@@ -256,7 +260,7 @@ def text_differences(readings: Sequence[TextReading]) -> list[TextDifference]:
     """
     if not readings or len({len(reading.profile.layers) for reading in readings}) > 1:
         raise RegardError(
-            "differences: give at least one reading. All readings must be of the same layers of one model."
+            "text_differences: give at least one reading. All readings must be of the same layers of one model."
         )
     head_differences = []
     for layers in zip(*(reading.profile.layers for reading in readings), strict=True):
