@@ -202,6 +202,11 @@ def test_a_reading_says_what_a_word_looks_at():
     assert (notable.link.key, round(notable.link.weight, 6)) == (2, 0.7)
 
 
+def test_a_word_does_not_begin_at_a_token_that_is_only_a_prefix():
+    reading = TextReading.of("text", {"layer": weights_of(length=4)}, ["▁", "it", "is", "##it"])
+    assert reading.occurrences("it") == [1] and reading.find("it") == 1
+
+
 @pytest.mark.parametrize("token", ["##It", "Ġit", "▁it", "it "])
 def test_marks_of_tokenizers_are_no_part_of_a_word(token):
     assert plain(token) == "it"

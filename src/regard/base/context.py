@@ -73,6 +73,7 @@ class ContextFlag:
 
     @contextmanager
     def on(self) -> Iterator[None]:
+        """The flag is set while the block runs; blocks may be nested."""
         token = self._value.set(True)
         try:
             yield

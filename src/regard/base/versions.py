@@ -1,6 +1,7 @@
-"""What differs between the versions of torch and of transformers: one function each, with the version where it can go.
+"""What differs between the versions of torch and of transformers, one function each.
 
-No other file tests a version. Lower bounds are in pyproject.toml; the table in docs/guides/install.md says what runs.
+"Goes with torch >= 2.9" says that the function can be deleted once older versions are no longer supported. No other
+file tests a version. Lower bounds are in pyproject.toml; the table in docs/guides/install.md says what runs.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ def fills_width(kind: type[nn.Module]) -> bool:
 
 
 def mask_sizes(cache: Any, num_queries: int, layer: int) -> tuple[int, int]:
-    """Number of keys and first key of a cache. Goes with transformers >= 5.4: older ones take a tensor of positions."""
+    """Number of keys and index of the first key of a cache, for a layer and the queries that follow.
+
+    Goes with transformers >= 5.4: older ones take a tensor of positions.
+    """
     try:
         return cache.get_mask_sizes(num_queries, layer)
     except AttributeError:  # a number has no shape

@@ -95,6 +95,7 @@ def remove_drafts(folder: Path) -> None:
 
 
 def _not_written(path: Path, size: int, error: OSError | ValueError) -> RegardError:
+    """The error for a file of `size` bytes: the reason, whether the old file stays, and what to do on a full disk."""
     if not isinstance(error, OSError):
         return RegardError(f"{str(path)!r} ({size:,} bytes) cannot be written: no file can have this name.")
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -23,6 +23,7 @@ from regard.maps.attention_map import AttentionMap
 # Edits as JSON: selections as they were typed, tensors as nested lists or in a safetensors file, never pickled.
 
 
+#: What an edit in JSON says that it is.
 FORMAT = "regard edit"
 #: The version of the format; texts of later versions are refused.
 VERSION = 1
@@ -44,11 +45,16 @@ def to_json(edits: Sequence[Any], tensors: str | PathLike[str] | None = None) ->
 
 
 def _written(edit: Any, kept: dict[str, Tensor] | None) -> dict[str, Any]:
+    """One edit as data for JSON. Its tensors are added to `kept`, by name; if this is None, they become lists."""
     values = {field.name: getattr(edit, field.name) for field in fields(edit)}
     return {"edit": type(edit).__name__} | {name: _value(value, edit, kept) for name, value in values.items()}
 
 
 def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
+    """The value of a field of an edit as data for JSON; `_read_value` reads it.
+
+    Of what is given for many layers, only the layers that the edit selects are written.
+    """
     if isinstance(value, Where):
         given = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {name: _choice(choice) for name, choice in given if choice is not None}
@@ -67,7 +73,8 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
         kept[name] = value
         return {"kept": name}
     if isinstance(value, Mapping | HoldsMaps):
-        read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None  # of a watched run
+        # an `ActivationPatch` reads a part of the heads from a watched run; other edits take its maps
+        read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None
         maps = value.maps if isinstance(value, HoldsMaps) else value
         own = [name for name in maps if edit.where.heads_in(str(name)) is not None]
         return {"layers": [[name, _value(read(edit.part, name) if read else maps[name], edit, kept)] for name in own]}
@@ -75,9 +82,10 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
 
 
 def _choice(choice: Any) -> Any:
+    """A part of a `Where` as data for JSON; `_read_choice` reads it."""
     if isinstance(choice, slice):
         return {"slice": [choice.start, choice.stop, choice.step]}
-    return [_choice(one) for one in choice] if isinstance(choice, tuple) else choice
+    return [_choice(value) for value in choice] if isinstance(choice, tuple) else choice
 
 
 # Edits, as values: what is changed in the attention of a model while a block runs.
@@ -85,9 +93,11 @@ def _choice(choice: Any) -> Any:
 
 #: Weights in place of those of a model: given rows, equal weights, a map of another run, or one for each layer.
 Given = Tensor | str | AttentionMap | Mapping
+#: Equal weights of all keys that the mask allows.
 UNIFORM = "uniform"
 #: The largest error of a sum of given weights.
 ROUNDING = 1e-3
+#: What an `ActivationPatch` may replace.
 PARTS = ("output", "query", "key", "value")
 
 
@@ -95,7 +105,7 @@ class AttentionEdit:
     """Base of all edits. `&` joins edits; an edit prints as one would type it, and `to_json` saves it.
 
     Edits of scores (`KnockOut` with renormalization, `AddToScores`) act before the softmax, edits of weights
-    (`ScaleWeights`, `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. A `ActivationPatch` of
+    (`ScaleWeights`, `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. An `ActivationPatch` of
     queries, keys or values acts before the attention, one of the output after it.
 
     >>> import regard as rg
@@ -293,6 +303,7 @@ class ActivationPatch(Selecting):
 
 
 def _check_finite(edit: str, name: str, number: float) -> None:
+    """Refuse an infinite number, NaN, and an integer that no float can hold."""
     if isinstance(number, int) and abs(number) > sys.float_info.max:
         raise RegardError(f"{edit}: the {name} is an integer beyond the largest float, {sys.float_info.max:.3g}.")
     if not math.isfinite(number):
@@ -333,6 +344,7 @@ def check_sums(rows: Tensor, least: float = 1.0) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Whether two values of fields are equal: tensors by their numbers, those for many layers layer by layer."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     one, other = (given.maps if isinstance(given, HoldsMaps) else given for given in (one, other))
@@ -342,6 +354,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _typed(value: Any) -> str:
+    """A value of a field as one would type it, or what it is if it is too large."""
     if isinstance(value, Mapping | HoldsMaps):  # one tensor or map for each layer
         maps = value.maps if isinstance(value, HoldsMaps) else value
         return f"{type(value).__name__} of {len(maps)} layers"
@@ -379,6 +392,7 @@ def edit_from_json(text: str) -> AttentionEdit:
 
 
 def _tensors(path: str) -> dict[str, Tensor]:
+    """The tensors, by name, of the safetensors file that `to_json` wrote."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -389,6 +403,7 @@ def _tensors(path: str) -> dict[str, Tensor]:
 
 
 def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> AttentionEdit:
+    """The edit that `_written` wrote."""
     kind = KINDS.get(part["edit"])
     if kind is None:
         raise RegardError(f"edit_from_json: there is no edit {part['edit']!r}. {nearest(str(part['edit']), KINDS)}")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, first_line
 from regard.base.whole_files import write_whole
 from regard.hf.text_reader import TextReader
 from regard.profiling.documents import Unreadable
@@ -20,7 +20,10 @@ FILE = "corpus.json"
 
 @dataclass(frozen=True, eq=False)
 class DocumentResult:
-    """The table of one document. Without a table, `reason` says why it could not be read; "" if it is empty."""
+    """The table of one document. Without a table, `reason` says why it could not be read; "" if it is empty.
+
+    `cut` is whether the document was longer than the model or `length` allows, so that only its beginning was read.
+    """
 
     table: HeadTable | None = None
     cut: bool = False
@@ -54,8 +57,7 @@ def measure_document(reader: TextReader, document: str, layers: list[int] | None
         profile, cut = reader.profile(document, layers, length)
         return DocumentResult(HeadTable.of(profile), cut, examples=examples_of(profile))
     except Exception as error:  # one document must not end a run over a million; the profile lists all of them
-        first_line = (str(error).strip().splitlines() or [""])[0][:200]
-        return DocumentResult(reason=f"{type(error).__name__}: {first_line}")
+        return DocumentResult(reason=f"{type(error).__name__}: {first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,7 @@ class CorpusProfile:
 
 
 def _loaded(path: Path) -> CorpusProfile:
+    """The profile that `save` wrote to this file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         table = None if data["table"] is None else HeadTable.from_json(data["table"])

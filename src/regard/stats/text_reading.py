@@ -21,6 +21,10 @@ from regard.stats.warnings import Finding, findings
 # The result of reading one text with one model: maps, profile, warnings, and what each word attends to.
 
 
+#: The most tokens of one word.
+PIECES = 12
+
+
 @dataclass(frozen=True, eq=False)
 class HeadLink:
     """A link, with the head and the number of the layer in the model that it belongs to.
@@ -152,21 +156,32 @@ class TextReading:
 
     def occurrences(self, word: str) -> list[int]:
         """The indices of all occurrences of `word`: that of the first piece if it has several."""
-        tokens = self.profile.query_tokens
-        pieces = [plain(token) for token in tokens]
-        continues_word = [token.startswith("##") for token in [*tokens, ""]]  # "": a word may end with the text
-        target = word.strip().lower()
-        return [
-            start
-            for start in range(len(pieces))
-            for stop in range(start + 1, min(start + 12, len(pieces)) + 1)
-            if "".join(pieces[start:stop]) == target and not continues_word[start] and not continues_word[stop]
-        ]
+        return [place.start for place in places_of(word, self.profile.query_tokens)]
 
 
 def plain(token: str) -> str:
     """A token in lower case, without the prefixes that tokenizers add (##, Ġ, ▁)."""
     return token.removeprefix("##").lstrip("Ġ▁").strip().lower()
+
+
+def places_of(word: str, tokens: Sequence[str]) -> list[range]:
+    """Where a word is in a text: the numbers of its tokens, for each occurrence.
+
+    Case and the prefixes of tokenizers do not count. If the word is not there, a token that is written so is.
+
+    >>> places_of("animal", ["the", "ani", "##mal", "Animal"]), places_of("##mal", ["ani", "##mal"])
+    ([range(1, 3), range(3, 4)], [range(1, 2)])
+    """
+    pieces, target = [plain(token) for token in tokens], plain(word)
+    continues_word = [token.startswith("##") for token in [*tokens, ""]]  # "": a word may end with the text
+    places = [
+        range(start, stop)
+        for start in range(len(pieces))
+        for stop in range(start + 1, min(start + PIECES, len(pieces)) + 1)
+        if "".join(pieces[start:stop]) == target and not continues_word[start] and not continues_word[stop]
+        if pieces[start]  # a word does not begin at a token that is only a prefix
+    ]
+    return places or [range(n, n + 1) for n, token in enumerate(tokens) if token == word]
 
 
 # Heads that stand out on a text: most weight on a nearby token, the most focused and the broadest.
