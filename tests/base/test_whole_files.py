@@ -8,7 +8,7 @@ import stat
 import pytest
 
 import regard as rg
-from regard.base.whole_files import write_whole
+from regard.base.whole_files import DRAFT, remove_drafts, whole_file, write_whole
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800.html", "n" * 300])
@@ -32,3 +32,15 @@ def test_a_link_stays_a_link_and_the_mode_stays(tmp_path):
     link.symlink_to(real)
     write_whole(link, "new")
     assert link.is_symlink() and real.read_text() == "new" and stat.S_IMODE(real.stat().st_mode) == 0o600
+
+
+def test_drafts_of_killed_processes_are_removed_files_and_folders(tmp_path):
+    with whole_file(tmp_path / "inner" / "kept", "save") as draft:
+        draft.write_text("content")
+        is_folder = draft.parent.name.startswith(DRAFT)
+    for folder in (tmp_path, tmp_path / "inner"):
+        (folder / f"{DRAFT}file").write_text("half")
+        (folder / f"{DRAFT}folder").mkdir()
+        (folder / f"{DRAFT}folder" / "kept").write_text("half")
+    remove_drafts(tmp_path)
+    assert is_folder and [path.name for path in sorted(tmp_path.rglob("*"))] == ["inner", "kept"]

@@ -95,6 +95,7 @@ def _check_listens(address: str) -> None:
 
 
 def _imported_ray(operation: str) -> Any:
+    """The module `ray`, which sends no usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it Ray prints a warning
     try:

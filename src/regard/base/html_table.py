@@ -34,5 +34,6 @@ def _cell(cell: object) -> str:
 
 
 def _text(cell: object) -> str:
+    """A cell as text in XML: escaped, without characters that XML cannot hold, with line breaks."""
     said = f"{cell:.3f}" if isinstance(cell, float) else str(cell)
     return escape(NOT_XML.sub("?", said)).replace("\n", "<br/>")

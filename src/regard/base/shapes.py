@@ -84,6 +84,7 @@ class Sizes:
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse what is no tensor of floats with four axes, of which batch and length may be 0."""
     if not isinstance(tensor, Tensor):
         raise RegardError(f"attend: {name} must be a torch.Tensor or an array of numbers, got {type(tensor).__name__}.")
     if tensor.ndim != 4:

@@ -57,6 +57,7 @@ class Spans:
         return Spans(tuple(zip(edges[::2], edges[1::2], strict=True)))
 
     def __and__(self, other: Spans) -> Spans:
+        """The integers of both sets."""
         mine, theirs = self.intervals, other.intervals
         if len(mine) == len(theirs) == 1:  # the usual case; comparisons take less time than min and max
             (left, right), (low, high) = mine[0], theirs[0]
@@ -75,15 +76,18 @@ class Spans:
         return Spans(tuple(common))
 
     def __or__(self, other: Spans) -> Spans:
+        """The integers of either set."""
         if not self.intervals or not other.intervals:
             return self if self.intervals else other
         return Spans.union(self.intervals + other.intervals)
 
     def __invert__(self) -> Spans:
+        """All other integers, from -INFINITY to INFINITY."""
         edges = [-INFINITY, *(edge for interval in self.intervals for edge in interval), INFINITY]
         return Spans.union(zip(edges[::2], edges[1::2], strict=True))  # from each stop to the next start
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The intervals (start, stop), whereas `len` and `in` are about integers."""
         return iter(self.intervals)
 
     def __bool__(self) -> bool:
@@ -112,6 +116,7 @@ class Spans:
         return Spans(((self.intervals[0][0], self.intervals[-1][1]),)) if self.intervals else self
 
     def shift(self, by: int) -> Spans:
+        """The set of all integers plus `by`."""
         if not by:
             return self
         return Spans(tuple((start + by, stop + by) for start, stop in self.intervals))

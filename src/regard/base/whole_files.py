@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,9 +90,14 @@ def append(path: Path, text: str) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove the drafts of killed processes in a folder and in its subfolders."""
+    """Remove the drafts of killed processes in a folder and in its subfolders: files of `write_whole`, and folders of
+    `whole_file`.
+    """
     for draft in (*folder.glob(f"{DRAFT}*"), *folder.glob(f"*/{DRAFT}*")):
-        draft.unlink(missing_ok=True)
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
 
 
 def _not_written(path: Path, size: int, error: OSError | ValueError) -> RegardError:

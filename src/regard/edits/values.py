@@ -294,11 +294,10 @@ class ActivationPatch(Selecting):
                 "ActivationPatch(source=...): give the run to patch from, the `seen` of rg.watch(model, keep='qkv'), "
                 "or a tensor."
             )
-        unread = self.where.queries if self.part in ("key", "value") else self.where.keys
-        if unread is not None:
-            name, other = ("queries", "keys") if self.part in ("key", "value") else ("keys", "queries")
+        unread, own = ("queries", "keys") if self.part in ("key", "value") else ("keys", "queries")
+        if getattr(self.where, unread) is not None:
             raise RegardError(
-                f"ActivationPatch(part={self.part!r}): it belongs to {other}, so select {other}, not {name}."
+                f"ActivationPatch(part={self.part!r}): it belongs to {own}, so select {own}, not {unread}."
             )
 
 
@@ -413,6 +412,7 @@ def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> AttentionEdit:
 
 
 def _read_value(value: Any, kept: dict[str, Tensor]) -> Any:
+    """The value of a field that `_value` wrote. `kept` has the tensors of the file, by name."""
     if not isinstance(value, dict):
         return value
     if "layers" in value:
@@ -423,6 +423,7 @@ def _read_value(value: Any, kept: dict[str, Tensor]) -> Any:
 
 
 def _read_choice(choice: Any) -> Any:
+    """The part of a `Where` that `_choice` wrote."""
     if isinstance(choice, dict):
         return slice(*choice["slice"])
-    return [_read_choice(one) for one in choice] if isinstance(choice, list) else choice
+    return [_read_choice(value) for value in choice] if isinstance(choice, list) else choice

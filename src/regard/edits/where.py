@@ -46,10 +46,12 @@ class Indices:
 
     @property
     def is_everything(self) -> bool:
+        """Whether a range holds all numbers, as that of `EVERY`."""
         return (0, INFINITY, 1) in self.ranges
 
     @property
     def is_finite(self) -> bool:
+        """Whether no range is without an end."""
         return all(stop < INFINITY for _, stop, _ in self.ranges)
 
     @property

@@ -54,8 +54,8 @@ def attention_for(
     Attention(score=Dot(), position=RoPE(head_dim=8, base=10000.0, interleaved=False, scaling=None),
       mask=(causal() & window(size=4)), normalizer=Softmax(temperature=1.0, sink=None))
     """
-    _known("role", role, ROLES)
-    _known("positions", positions, POSITIONS)
+    _check_known("role", role, ROLES)
+    _check_known("positions", positions, POSITIONS)
     arguments = {"name": name} if isinstance(name, str) else dict(name)
     mechanism_name = arguments.pop("name", "full")
     is_full = mechanism_name == "full"
@@ -138,6 +138,7 @@ def _biases(positions: str, role: str, num_heads: int) -> tuple[Bias, ...]:
     return (T5Bias(num_heads, bidirectional=role == "encoder"),) if positions == "t5" else ()
 
 
-def _known(option: str, value: str, known: tuple[str, ...]) -> None:
+def _check_known(option: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value of an option that is not one of the known values."""
     if value not in known:
         raise RegardError(f"attention: there is no {option} {value!r}. {nearest(str(value), known)}")

@@ -141,10 +141,11 @@ class ProjectedKV:
 
     @cached_property
     def _separate(self) -> ProjectedKV:
+        """`each` for keys that rows share: every row of queries gets a copy of the keys of its source."""
         assert self.rows is not None
-        number = _numbers(self.rows.sources).repeat_interleave(self.rows.width)
-        number = number if self.rows.place is None else number.index_select(0, self.rows.place)
-        return replace(self, rows=None).select(number)
+        entry = _numbers(self.rows.sources).repeat_interleave(self.rows.width)  # of each place of the grid
+        entry = entry if self.rows.place is None else entry.index_select(0, self.rows.place)
+        return replace(self, rows=None).select(entry)
 
     def extended(self, key: Tensor, value: Tensor, mask: Mask | None = None) -> ProjectedKV:
         """A copy with the keys and values of later tokens appended. `mask`, if given, is for all its keys."""
@@ -315,7 +316,10 @@ def _prepared(query: Tensor, keys: ProjectedKV, positions: Positions) -> tuple[P
 
 
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) -> Tensor:
-    """The output of the fused kernel, for a query and keys that the score has prepared."""
+    """The output of the fused kernel, for a query and keys that the score has prepared; (B, H, I, E).
+
+    `decode` takes the mask of keys as flags, or computes the tensor that is added to scores if its kernel needs that.
+    """
     scale = attention.score.scale(query.shape[3])
     assert isinstance(scale, float | int), "has_products says so"
     real = None if keys.mask is None else keys.mask.real_keys

@@ -87,6 +87,7 @@ class TransformerConfig:
         return None if vocab_size is None else Embedding(vocab_size, self.embed_dim, self._position(), self.dropout)
 
     def _position(self) -> Encoding | None:
+        """The encoding that is added to the embeddings; None if positions act inside the attention or are not used."""
         if self.positions == "learned":
             return LearnedPositions(self.max_length, self.embed_dim)
         return Sinusoidal() if self.positions == "sinusoidal" else None

@@ -151,8 +151,8 @@ def _loaded(path: Path) -> CorpusProfile:
         table = None if data["table"] is None else HeadTable.from_json(data["table"])
         broken = [(int(number), str(reason)) for number, reason in data["broken"]]
         done, cut, empty = (int(data[name]) for name in ("done", "cut", "empty"))
-        found = None if data.get("examples") is None else read_examples(data["examples"])
-        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table, found)
+        examples = None if data.get("examples") is None else read_examples(data["examples"])  # an old run has none
+        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table, examples)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RegardError(
             f"profile_corpus: {path} is no state of a corpus run ({error}). Give another folder (--save)."

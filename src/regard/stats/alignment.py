@@ -151,6 +151,7 @@ def _head(maps: Mapping[int, AttentionMap], layer: int, head: int) -> AttentionM
 
 
 def _check_sizes(chosen: Sequence[AttentionMap], num_keys: int | None, first: int) -> None:
+    """Refuse maps of different sizes, and maps that have no query from `first` on, or fewer than `num_keys` keys."""
     sizes = {one.shape[2:] for one in chosen}
     if len(sizes) > 1:
         raise RegardError(

@@ -43,6 +43,7 @@ class LayerSplit:
 
     @property
     def needs_all(self) -> Tensor:
+        """Which key heads keep all keys; (key heads,)."""
         if self.given is not None:
             return self.given
         return (self.beyond >= self.least).unflatten(0, (-1, self.group)).any(-1)

@@ -200,6 +200,7 @@ def head_composition(layers: Sequence[HeadMatrices], kind: str = "K", *, rotatio
 
 
 def _check(layers: Sequence[HeadMatrices], kind: str) -> None:
+    """Refuse an unknown kind, and layers that are not two or more of one width, in ascending order."""
     if kind not in COMPOSITIONS:
         raise RegardError(f"composition: there is no kind {kind!r}. {nearest(kind, COMPOSITIONS)}")
     widths = {layer.query.shape[1] for layer in layers}
@@ -225,10 +226,14 @@ class _Factors:
 
     @staticmethod
     def of(layers: Sequence[HeadMatrices], kind: str) -> _Factors:
+        """The factors of |A B| / (|A| |B|) in `head_composition`, with A of every head as writer, and B as reader.
+
+        A = value output, so a writer is R_value output. B = read rest^T, so a reader is read R_rest^T.
+        """
         writers, readers = [], []
         for layer in layers:
             query, key, value, output = (w.detach() for w in (layer.query, layer.key, layer.value, layer.output))
-            read, rest = {"Q": (query, key), "K": (key, query), "V": (value, output.mT)}[kind]  # B = read rest^T
+            read, rest = {"Q": (query, key), "K": (key, query), "V": (value, output.mT)}[kind]
             writers.append(_collapsed(value, output.mT).mT)
             readers.append(_collapsed(rest, read).movedim(0, 1))
         return _Factors(torch.cat(writers), torch.cat(readers, 1), [layer.num_heads for layer in layers])

@@ -124,7 +124,7 @@ def _numbering(layers: Sequence[LayerProfile]) -> Iterator[str]:
 
 
 def _layers(numbers: Sequence[int]) -> str:
-    """`layers 0 to 2, 4`, with consecutive numbers as one range.
+    """`layers 0 to 2, 4`, with three or more consecutive numbers as one range; the numbers ascend.
 
     >>> _layers([0, 1, 2, 4]), _layers([3])
     ('layers 0 to 2, 4', 'layer 3')

@@ -50,6 +50,7 @@ class PatchGrid:
             )
 
     def __len__(self) -> int:
+        """The number of patches."""
         return self.frames * self.rows * self.columns
 
     @property
@@ -132,6 +133,7 @@ def shuffle_patches(pixels: Tensor, rows: Size, columns: Size, seed: Count = 0) 
 
 
 def _check(maps: Mapping[str, AttentionMap], null: Mapping[str, AttentionMap], grid: PatchGrid) -> None:
+    """Refuse maps of other layers than those of the null, and maps that are not of self-attention over all patches."""
     if not maps or list(maps) != list(null):
         raise RegardError(
             "patch_roles: maps and null must be of the same layers, at least one. Run the same model on the image and "

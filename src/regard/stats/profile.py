@@ -218,6 +218,7 @@ def profile(
 
 
 def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str]) -> None:
+    """Refuse other numbers of tokens than the map has queries and keys."""
     I, J = weights.shape[2:]
     if len(queries) != I or len(tokens) != J:
         raise RegardError(
@@ -497,4 +498,5 @@ def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
 
 
 def _tensors(listed: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that `_listed` wrote."""
     return {name: torch.tensor(part["values"], dtype=getattr(torch, part["dtype"])) for name, part in listed.items()}

@@ -83,6 +83,7 @@ def retrieval_roles(
 
 
 def _check(watched: Sequence[WatchedNeedle]) -> None:
+    """Refuse needles at a single place, other layers or sizes, and copies that do not stand behind their needle."""
     if len({text.needle for text in watched}) < 2:
         raise RegardError(
             f"retrieval_roles: {len(watched)} texts with needles at {sorted({text.needle for text in watched})}. The "

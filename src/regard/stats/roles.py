@@ -176,7 +176,10 @@ class Diagonals(Reduction):
 
 
 def may_attend(weights: AttentionMap, tile: Tile) -> Tensor:
-    """Which pairs of a tile the mask allows; the shape broadcasts against that of the weights."""
+    """Which pairs of a tile of the map `weights` the mask allows; the shape broadcasts against that of the tile.
+
+    The mask decides only about the keys in `tile.undecided`. Without such keys every pair is allowed.
+    """
     mask = weights.attention.mask if len(tile.undecided) else None
     return tile.weights.new_ones((1, 1, 1, 1), dtype=torch.bool) if mask is None else mask.allowed(tile.grid)
 
@@ -315,6 +318,7 @@ class RoleTable:
 
     @property
     def labeled(self) -> list[Role]:
+        """The roles that heads have: those with a `label`."""
         return [role for role in self.roles if role.label]
 
     def of(self, kind: str) -> list[Role]:
@@ -406,6 +410,7 @@ def _check(
     tokens: Sequence[str | int],
     null_tokens: Sequence[str | int],
 ) -> None:
+    """Refuse maps of other layers or lengths than those of the null and the tokens, and a null that is not shuffled."""
     if not maps or list(maps) != list(null):
         raise RegardError(
             "roles: maps and null must be of the same layers, at least one. Run the same model on the tokens and on "

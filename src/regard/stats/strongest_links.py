@@ -42,6 +42,7 @@ def words(profile: ModelProfile) -> list[int]:
 
 
 def _is_word(text: str) -> bool:
+    """Whether a token has a letter or a digit."""
     return any(letter.isalnum() for letter in text)
 
 

@@ -36,7 +36,6 @@ class SyntaxSentence:
 
     @property
     def words(self) -> list[str]:
-        """The words of the text without punctuation."""
         return _words(self.text)
 
     @staticmethod
@@ -49,6 +48,7 @@ class SyntaxSentence:
 
 
 def _words(text: str) -> list[str]:
+    """The words of a text without punctuation; `SyntaxSentence.pairs` are indices into them."""
     return [word.strip(PUNCTUATION) for word in text.split()]
 
 
@@ -164,6 +164,7 @@ def syntax_roles(
 
 
 def _check(watched: Sequence[WatchedSentence], null: Sequence[WatchedSentence]) -> None:
+    """Refuse a null of other sentences, other layers or sizes, and sentences with a word that no token belongs to."""
     if not watched or [one.sentence for one in watched] != [one.sentence for one in null]:
         raise RegardError(
             f"syntax_roles: {len(watched)} watched sentences and {len(null)} of the null; both must be the same "
