@@ -195,7 +195,7 @@ def as_slice(index: Tensor) -> slice | None:
 
 
 def pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
-    """Some batch entries and heads, by indices on the host; if both are consecutive, a view, which copies nothing."""
+    """x[batch][:, head] by indices on the host; if both are consecutive, a view, which copies nothing."""
     slices = as_slice(batch), as_slice(head)
     if None not in slices:
         return x[slices]

@@ -150,9 +150,9 @@ def occurrence(word: str, tokens: Sequence[str]) -> range:
     >>> occurrence("it", ["and", "it", "is"]), occurrence("it#2", ["it", "was", "it"])
     (range(1, 2), range(2, 3))
     """
-    found, numbered = places_of(word, tokens), NUMBERED.fullmatch(word)
+    found, numbered = _places_of(word, tokens), NUMBERED.fullmatch(word)
     if not found and numbered is not None:
-        same = places_of(numbered[1], tokens)
+        same = _places_of(numbered[1], tokens)
         if 1 <= int(numbered[2]) <= len(same):
             return same[int(numbered[2]) - 1]
         raise RegardError(f"edit: {numbered[1]!r} is {_times(len(same))} in the text, so there is no {word!r}.")
@@ -163,6 +163,11 @@ def occurrence(word: str, tokens: Sequence[str]) -> range:
         at = ", ".join(str(place.start) for place in found)
         raise RegardError(f"edit: {word!r} is {_times(len(found))} in the text (tokens {at}). Write {which}.")
     return found[0]
+
+
+def _places_of(word: str, tokens: Sequence[str]) -> list[range]:
+    """Where a word is in a text; if it is not there, the tokens that are written so, such as ##mal."""
+    return places_of(word, tokens) or [range(n, n + 1) for n, token in enumerate(tokens) if token == word]
 
 
 def range_of(one: int | slice) -> tuple[int, int, int]:
@@ -378,7 +383,7 @@ class Where:
         return [*exact, *named]
 
     def indices(self, part: str) -> Indices:
-        """The numbers of `queries` or `keys`, of all batch entries."""
+        """The numbers of a part, "queries" or "keys", for all batch entries together."""
         value = getattr(self, part)
         if any(isinstance(one, str) for one in flat(value)):
             raise RegardError(

@@ -18,7 +18,7 @@ from regard.stats.roles import Role
 
 
 def beyond_cache(sinks: int, window: int) -> MassWhere:
-    """The weight of every query on keys outside of the first `sinks` and the last `window` positions; (B, H, I)."""
+    """The reduction to the weight of every query outside of the first `sinks` and the last `window` keys; (B, H, I)."""
     return MassWhere(mask.causal() & ~mask.window(window) & ~mask.prefix(sinks))
 
 

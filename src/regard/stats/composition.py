@@ -254,7 +254,10 @@ class _Factors:
 
 
 def _collapsed(outside: Tensor, inside: Tensor) -> Tensor:
-    """inside R^T, where R is that of the QR decomposition of `outside`, divided by its norm; all are (H, C, D)."""
+    """inside R^T divided by its norm, for every head, where R is that of the QR decomposition of `outside`.
+
+    The arguments are (H, C, D), and so is the result if C is at least D. A head of zeros stays zero.
+    """
     collapsed = inside.double() @ torch.linalg.qr(outside.double()).R.mT
     norm = collapsed.flatten(1).norm(dim=1)[:, None, None]
     dtype = torch.float64 if inside.dtype == torch.float64 else torch.float32

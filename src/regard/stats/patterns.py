@@ -139,9 +139,9 @@ def _above(score: Tensor, expected: Tensor) -> Tensor:
 
 
 def _global_keys(received: Tensor, received_equal: Tensor) -> Tensor:
-    """The score (B, H) of the weight that each key receives, (B, H, J), compared with that of equal weights."""
+    """The score `global_keys` (B, H), from the weight that each key receives, (B, H, J), and that of equal weights."""
     count = max(1, round(FEW * received.shape[-1]))
-    keys = received.topk(count, -1).indices
+    keys = received.topk(count, -1).indices  # the same keys for both shares
     share, expected = (
         part.gather(-1, keys).sum(-1) / part.sum(-1).clamp_min(1e-12) for part in (received, received_equal)
     )

@@ -104,7 +104,7 @@ def _as_map(weights: Tensor) -> AttentionMap:
         raise RegardError(
             f"findings: the weights have shape {(*weights.shape,)}. Expected (I, J), (H, I, J) or (B, H, I, J)."
         )
-    found = DenseMap(weights[(None,) * (4 - weights.ndim)])
+    found = DenseMap(weights[(None,) * (4 - weights.ndim)])  # refuses the meta device, where no number can be read
     if not weights.numel() or not bool(weights.isfinite().all()):
         reason = "no numbers" if not weights.numel() else "NaN or infinite numbers"
         raise RegardError(f"findings: the weights {(*weights.shape,)} hold {reason}.")
