@@ -320,7 +320,10 @@ def _is_number(value: object) -> bool:
 
 
 def _is_collection(value: object, origin: type) -> bool:
-    """Whether a value is a list. A NumPy array is a list of numbers; a text or a dict is not a list."""
+    """Whether a value is a list. A NumPy array is a list of numbers; a text or a dict is not a list.
+
+    Arrays and tensors are no `Sequence` of Python, so every iterable is taken for one.
+    """
     if (
         isinstance(value, str | bytes)
         or getattr(value, "ndim", 1) == 0

@@ -251,6 +251,7 @@ def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
     """The error for a name that `regard` or one of its rooms does not have."""
 
     def known() -> Iterator[str]:
+        """The public names as one writes them after `rg.`; those of this room come first."""
         yield from (f"{room}.{own}".removeprefix("regard.") for own in public)
         yield from upper_layer("api").__all__
         for other in (*ROOMS, *INNER_ROOMS):

@@ -132,7 +132,7 @@ class AttentionEdit:
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(repr(self))  # tensors have no hash of their numbers
 
     def to_json(self, tensors: str | PathLike[str] | None = None) -> str:
         """The edit as JSON. Tensors become nested lists, or are written to the safetensors file `tensors`."""

@@ -250,7 +250,7 @@ class Where:
         return f"Where({', '.join(f'{name}={_typed(value)}' for name, value in given if value is not None)})"
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(repr(self))  # slices have no hash before Python 3.12
 
     @classmethod
     @checked

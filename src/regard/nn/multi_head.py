@@ -151,12 +151,12 @@ class MultiHeadAttention(Attends):
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[Tensor], biases: Iterable[Tensor | None]) -> None:
-        """Copy weights and biases into the projections of queries, keys, values and outputs; no bias is one of 0."""
+        """Copy weights and biases into the projections of queries, keys, values and outputs; None leaves zeros."""
         projections = filter(None, (self.query, self.key, self.value, self.output))
         for projection, weight, bias in zip(projections, weights, biases, strict=True):
             self.to(weight)  # its dtype and device
             projection.weight.copy_(weight)
-            if bias is not None:  # otherwise the bias keeps its zeros
+            if bias is not None:
                 projection.bias.copy_(bias)
 
     @explained

@@ -105,8 +105,8 @@ class CorpusProfile:
         """Plain data for `json.dumps`."""
         table = None if self.table is None else self.table.to_json()
         counts = {name: getattr(self, name) for name in ("done", "cut", "empty", "broken")}
-        found = None if self.examples is None else examples_to_json(self.examples)
-        return counts | {"key": asdict(self.key), "table": table, "examples": found}
+        examples = None if self.examples is None else examples_to_json(self.examples)
+        return counts | {"key": asdict(self.key), "table": table, "examples": examples}
 
     def with_document(self, result: DocumentResult) -> CorpusProfile:
         """A new profile with one more document, so that no interrupt leaves a document counted but not merged."""
@@ -116,8 +116,8 @@ class CorpusProfile:
         if result.table is None:
             return replace(self, done=done, empty=self.empty + 1)
         table = result.table if self.table is None else self.table.merge(result.table)
-        found = None if self.examples is None else merged_examples(self.examples, result.examples, done)
-        return replace(self, done=done, cut=self.cut + result.cut, table=table, examples=found)
+        examples = None if self.examples is None else merged_examples(self.examples, result.examples, done)
+        return replace(self, done=done, cut=self.cut + result.cut, table=table, examples=examples)
 
     def save(self, folder: Path | None) -> None:
         """Write the profile to a file of the folder, completely or not at all.

@@ -357,9 +357,11 @@ class LayerTable:
         means, counts = {}, {}
         for name, mean in self.means.items():
             count, other_count = self.counts[name], other.counts[name]
-            share = other_count / (count + other_count).clamp_min(1)
-            share = share.view(-1, *(1,) * (mean.ndim - 1))  # (H, 1, ...), as a mean may be a vector for each head
-            means[name] = mean * (1 - share) + other.means[name] * share
+            of_other = other_count / (count + other_count).clamp_min(1)  # its share of the queries
+            of_other = of_other.view(
+                -1, *(1,) * (mean.ndim - 1)
+            )  # (H, 1, ...), as a mean may be a vector for each head
+            means[name] = mean * (1 - of_other) + other.means[name] * of_other
             counts[name] = count + other_count
         return LayerTable(self.name, means, counts, self.number)
 

@@ -128,14 +128,17 @@ class TextReading:
         return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
-        """The strongest links from `query` to ordinary tokens other than its neighbors, at most one for each head.
+        """The strongest links from `query` to ordinary tokens, at most one for each head.
 
-        In self-attention the first token is left out too, because many heads put most of their weight on it.
+        In self-attention the first token, the token itself and its neighbors are left out, because many heads put most
+        of their weight on these.
         """
-        special = {*self.profile.special, *((0,) if self.profile.is_self_attention else ())}
-        others = [j for j in range(len(self.profile.tokens)) if abs(j - query) > 1 and j not in special]
+        profile = self.profile
+        own = query + len(profile.tokens) - len(profile.query_tokens)  # in self-attention queries are the last keys
+        left_out = {*profile.special, *((0, own - 1, own, own + 1) if profile.is_self_attention else ())}
+        others = [j for j in range(len(profile.tokens)) if j not in left_out]
         links = []
-        for layer, weights in zip(self.profile.layers, self.rows(query), strict=True):
+        for layer, weights in zip(profile.layers, self.rows(query), strict=True):
             for head, row in enumerate(weights[:, others] if others else []):
                 best = int(row.argmax())
                 links.append(HeadLink(layer.number, head, Link(query, others[best], float(row[best]))))
