@@ -18,6 +18,25 @@ def test_a_name_that_no_file_can_have_is_refused_and_leaves_nothing(tmp_path, na
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("name", ["a\0b", "\ud800.html", "n" * 300])
+def test_no_draft_is_made_for_a_name_that_no_file_can_have(tmp_path, name):
+    with pytest.raises(rg.RegardError, match="cannot be written"), whole_file(tmp_path / name, "save") as draft:
+        draft.write_text("text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_draft_of_another_library_keeps_the_mode_of_the_file(tmp_path):
+    private, new = tmp_path / "private", tmp_path / "new"
+    private.write_text("old")
+    private.chmod(0o600)
+    for path in (private, new):
+        with whole_file(path, "save") as draft:
+            draft.write_text("new")
+            draft.chmod(0o640)
+    assert private.read_text() == "new"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (private, new)] == [0o600, 0o644]
+
+
 def test_a_pipe_is_not_replaced(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(rg.RegardError, match="it is a device or a pipe"):

@@ -237,6 +237,7 @@ def is_autocast(device: torch.device) -> bool:
     if not torch._C._is_any_autocast_enabled():
         return False
     kind = device.type
+    # is_autocast_enabled raises an error for devices that have no autocast, such as "meta"
     is_available = kind == "cpu" or torch.amp.autocast_mode.is_autocast_available(kind)
     return is_available and torch.is_autocast_enabled(kind)
 

@@ -255,10 +255,10 @@ class ReplaceWeights(Selecting):
     weights: Given
 
     def __post_init__(self) -> None:
-        one_each = self.weights.values() if isinstance(self.weights, Mapping) else [self.weights]
-        for weights in one_each:
+        of_layers = self.weights.values() if isinstance(self.weights, Mapping) else [self.weights]
+        for weights in of_layers:
             _check_weights(weights)
-        if self.where.keys is not None and any(not isinstance(weights, str) for weights in one_each):
+        if self.where.keys is not None and any(not isinstance(weights, str) for weights in of_layers):
             raise RegardError(
                 f"ReplaceWeights({self.where!r}, ...): whole rows are replaced, so leave keys out. With 'uniform' keys "
                 "are those that share the row."

@@ -374,12 +374,13 @@ class Where:
 
     @property
     def names_layers(self) -> list[int | str]:
-        """The layers that are named one by one, by number, by path or by a head; not slices and patterns with *.
+        """The layers that are named one by one, by number, by path or by a head; not slices and patterns.
 
         A run that does not edit one of them is an error.
         """
         named = [_head(head)[0] for head in self._heads if isinstance(head, str)]
-        exact = [layer for layer in listed(self.layers) if not isinstance(layer, slice) and "*" not in str(layer)]
+        by_name = [layer for layer in listed(self.layers) if not isinstance(layer, slice)]
+        exact = [layer for layer in by_name if not re.search(r"[*?]", str(layer))]
         return [*exact, *named]
 
     def indices(self, part: str) -> Indices:
@@ -446,7 +447,7 @@ def _of_roles(where: Where, roles: Roles) -> list[str]:
     """The names of the heads that have the roles, among the heads and layers that are selected beside them."""
     heads = [head for role in listed(where.roles) for head in _with_role(role, roles)]
     beside = replace(where, roles=None)
-    chosen = [(head, beside.heads_in(str(head[0]))) for head in heads]
+    chosen = [(head, beside.heads_in(str(head[0]))) for head in heads]  # "3" is a path whose layer has the number 3
     kept = [head for head, own in chosen if own is not None and own.among(range(head[1], head[1] + 1))]
     if not kept:
         raise RegardError(f"edit: no head has the role {where.roles!r} among those that {where!r} selects.")

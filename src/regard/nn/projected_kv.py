@@ -292,7 +292,10 @@ def _output_at(query: Tensor, keys: ProjectedKV, positions: Positions, plain: bo
 
 
 def _map_when_asked(query: Tensor, keys: ProjectedKV, positions: Positions) -> Callable[[], AttentionMap]:
-    """Makes the map of a single query per row, in the grad mode of this call and from its tensors."""
+    """A function that makes the map of a single query per row, in the grad mode of this call and from its tensors.
+
+    It raises an error if one of them has changed since then.
+    """
     has_grad, tensors = torch.is_grad_enabled(), (query, keys.key, *keys.attention.parameters())
     versions = versions_of(tensors)
 

@@ -73,7 +73,7 @@ def _four_axes(name: str, inputs: tuple[Tensor, ...], enable_gqa: bool) -> tuple
         lead = torch.broadcast_shapes(*(tensor.shape[:-num_last] for tensor in inputs))
     except RuntimeError:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
-        remedy = " Fewer key heads than query heads need enable_gqa=True." if inputs[0].ndim == 4 else ""
+        remedy = " Fewer key heads than query heads need enable_gqa=True." if num_last == 2 < inputs[0].ndim else ""
         raise RegardError(f"{name}: the axes before the length do not broadcast: {shapes}.{remedy}") from None
     whole = [tensor.expand(*lead, *tensor.shape[-num_last:]) for tensor in inputs]
     batch = math.prod(whole[0].shape[:-3])

@@ -54,7 +54,8 @@ def layer_paths(names: Iterable[str]) -> dict[str, LayerPath]:
     """The paths of all attention modules of a model, each with the number of its layer.
 
     Modules whose paths differ in numbers only are siblings. The number that differs between siblings counts layers. If
-    several numbers differ (blocks within stages), siblings are counted 0, 1, 2, ... in their order.
+    several numbers differ (blocks within stages), siblings are counted 0, 1, 2, ... in their order. A path without
+    siblings is read alone (`layer_number`).
 
     >>> [path.number for path in layer_paths(["0.bert.layer.0.attention", "0.bert.layer.1.attention"]).values()]
     [0, 1]

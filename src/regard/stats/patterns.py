@@ -278,7 +278,7 @@ def locality(
     batch: Count = 0,
     numbers: Sequence[int] | None = None,
 ) -> ModelLocality:
-    """How local the heads of each layer are, in one pass over each map.
+    """How local the heads of each layer are, in one pass over the weights of each map.
 
     Of every head the mean distance, and the share of the weight at most `within` positions away, beside that of equal
     weights on the keys that the mask allows. Lower layers of a model tend to be local (Clark et al. 2019,
