@@ -8,7 +8,7 @@ import stat
 import pytest
 
 import regard as rg
-from regard.base.whole_files import write_whole
+from regard.base.whole_files import DRAFT, remove_drafts, whole_file, write_whole
 
 
 @pytest.mark.parametrize("name", ["a\0b", "\ud800.html", "n" * 300])
@@ -16,6 +16,25 @@ def test_a_name_that_no_file_can_have_is_refused_and_leaves_nothing(tmp_path, na
     with pytest.raises(rg.RegardError, match="cannot be written"):
         write_whole(tmp_path / name, "text")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800.html", "n" * 300])
+def test_no_draft_is_made_for_a_name_that_no_file_can_have(tmp_path, name):
+    with pytest.raises(rg.RegardError, match="cannot be written"), whole_file(tmp_path / name, "save") as draft:
+        draft.write_text("text")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_draft_of_another_library_keeps_the_mode_of_the_file(tmp_path):
+    private, new = tmp_path / "private", tmp_path / "new"
+    private.write_text("old")
+    private.chmod(0o600)
+    for path in (private, new):
+        with whole_file(path, "save") as draft:
+            draft.write_text("new")
+            draft.chmod(0o640)
+    assert private.read_text() == "new"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (private, new)] == [0o600, 0o644]
 
 
 def test_a_pipe_is_not_replaced(tmp_path):
@@ -32,3 +51,15 @@ def test_a_link_stays_a_link_and_the_mode_stays(tmp_path):
     link.symlink_to(real)
     write_whole(link, "new")
     assert link.is_symlink() and real.read_text() == "new" and stat.S_IMODE(real.stat().st_mode) == 0o600
+
+
+def test_drafts_of_killed_processes_are_removed_files_and_folders(tmp_path):
+    with whole_file(tmp_path / "inner" / "kept", "save") as draft:
+        draft.write_text("content")
+        is_folder = draft.parent.name.startswith(DRAFT)
+    for folder in (tmp_path, tmp_path / "inner"):
+        (folder / f"{DRAFT}file").write_text("half")
+        (folder / f"{DRAFT}folder").mkdir()
+        (folder / f"{DRAFT}folder" / "kept").write_text("half")
+    remove_drafts(tmp_path)
+    assert is_folder and [path.name for path in sorted(tmp_path.rglob("*"))] == ["inner", "kept"]

@@ -167,6 +167,11 @@ TYPED = [
 ]
 
 
+@pytest.mark.parametrize("pattern", ["h.*.attn", "h.?.attn"])
+def test_a_pattern_names_no_single_layer(pattern):
+    assert rg.Where(layers=[pattern, "h.1.attn", 3, slice(4)]).names_layers == ["h.1.attn", 3]
+
+
 @pytest.mark.parametrize("typed", TYPED)
 def test_an_edit_prints_as_one_types_it_and_returns_from_json(typed):
     edit = eval(typed, {name: getattr(rg.edits, name) for name in rg.edits.__all__})

@@ -283,6 +283,18 @@ def test_fewer_key_heads_and_mistakes_of_torchs_function():
         rg.scaled_dot_product_attention(q, k, v, torch.ones(5, 6).bool(), enable_gqa=True)
 
 
+@pytest.mark.parametrize("axes", [(), (3, 2)])
+def test_fewer_key_heads_with_any_number_of_axes(axes):
+    q, k, v = (torch.randn(*axes, heads, length, 8) for heads, length in ((4, 5), (2, 7), (2, 7)))
+    mask = torch.randn(*axes, 4, 5, 7)
+    calls = {"attn_mask": mask, "enable_gqa": True}, {"is_causal": True, "enable_gqa": True}
+    for options in calls:
+        ours, theirs = (
+            f(q, k, v, **options) for f in (rg.scaled_dot_product_attention, F.scaled_dot_product_attention)
+        )
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_in_a_compiled_graph_it_is_torchs():
     compiled = torch.compile(
         lambda *x: rg.scaled_dot_product_attention(*x, is_causal=True), fullgraph=True, backend="eager"

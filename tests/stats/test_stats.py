@@ -202,6 +202,26 @@ def test_a_reading_says_what_a_word_looks_at():
     assert (notable.link.key, round(notable.link.weight, 6)) == (2, 0.7)
 
 
+def test_a_word_does_not_begin_at_a_token_that_is_only_a_prefix():
+    reading = TextReading.of("text", {"layer": weights_of(length=4)}, ["▁", "it", "is", "##it"])
+    assert reading.occurrences("it") == [1] and reading.find("it") == 1
+
+
+def notable_keys(rows, **tokens):
+    reading = TextReading.of("text", {"layer": exact([np.asarray(rows) / np.sum(rows, -1, keepdims=True)])}, **tokens)
+    return [reading.notable(query)[0].link.key for query in range(len(rows))]
+
+
+def test_neighbors_are_those_of_the_queries_position():
+    rows = np.ones((2, 7))  # the queries are tokens 5 and 6
+    rows[0, [5, 1]], rows[1, [5, 2]] = (9, 5), (9, 5)
+    assert notable_keys(rows) == [1, 2]
+
+
+def test_tokens_of_another_text_are_no_neighbors():
+    assert notable_keys(np.eye(4) + 0.01, tokens=list("abcd"), queries=list("wxyz")) == [0, 1, 2, 3]
+
+
 @pytest.mark.parametrize("token", ["##It", "Ġit", "▁it", "it "])
 def test_marks_of_tokenizers_are_no_part_of_a_word(token):
     assert plain(token) == "it"

@@ -89,6 +89,8 @@ def explained(target: Checked) -> Checked:
 
 
 def _explained(function: Any, name: str) -> Any:
+    """The function; after a `TypeError` the arguments are compared with its signature, for an error with a remedy."""
+
     @wraps(function)
     def with_names(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -101,6 +103,7 @@ def _explained(function: Any, name: str) -> Any:
 
 
 def _checked(function: Any, name: str) -> Any:
+    """The function behind checks of its arguments; errors begin with `name`."""
     signature = inspect.signature(function)
 
     @cache
@@ -121,6 +124,7 @@ def _checked(function: Any, name: str) -> Any:
             wrong = [item for item in (value if is_variadic else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
+            # an integer of NumPy or in a tensor becomes Python's, but a tensor stays where one may be given
             is_index = _is_integer(value) and not _names(expected, Tensor)
             bound.arguments[parameter] = operator.index(value) if is_index else value
         return function(*bound.args, **bound.kwargs)
@@ -131,6 +135,7 @@ def _checked(function: Any, name: str) -> Any:
 def _bound(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str
 ) -> inspect.BoundArguments:
+    """The arguments by parameter; wrong names or numbers of arguments are an error with a remedy."""
     try:
         return signature.bind(*args, **kwargs)
     except TypeError as error:  # Python's message, then a remedy
@@ -161,7 +166,7 @@ def _mistake(name: str, parameter: str, value: object, expected: Any, signature:
 def _first_misfit(value: Any, expected: Any, place: str) -> tuple[str, Any, Any] | None:
     """The first wrong item of a dict or a list that is itself of the expected kind: its place, value and type."""
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
-    if origin in (typing.Union, types.UnionType):
+    if origin in (typing.Union, types.UnionType):  # if the value could be meant as several types, no item is named
         inner = [found for option in arguments if (found := _first_misfit(value, option, place)) is not None]
         return inner[0] if len(inner) == 1 else None
     for name, item, wanted in _items_of(value, origin, arguments, place):
@@ -194,24 +199,27 @@ def _remedy(value: object, expected: Any) -> str:
 
 
 def _short(value: object) -> str:
+    """The value as Python prints it, in one line of at most 40 characters."""
     text = " ".join(repr(value).split())
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
 def _shown(name: str, signature: inspect.Signature) -> str:
+    """The signature as a user reads it, `repeat(word: str, times: int = 2)`, for the end of a message."""
     parameters = [_with_short_default(p) for p in signature.parameters.values() if p.name != "self"]
     text = str(inspect.Signature(parameters)).replace("'", "").replace("<factory>", "...")
     return f"{name}{text}"
 
 
 class _Dots:
-    """A default that is too long to show, or whose text is an address."""
+    """A default that prints as three dots."""
 
     def __repr__(self) -> str:
         return "..."
 
 
 def _with_short_default(parameter: inspect.Parameter) -> inspect.Parameter:
+    """The parameter, with ... as a default that is too long to show or that has an address (" at 0x")."""
     text = "" if parameter.default is parameter.empty else repr(parameter.default)
     return parameter.replace(default=_Dots()) if " at 0x" in text or len(text) > 40 else parameter
 
@@ -243,12 +251,13 @@ def fits(value: object, expected: Any) -> bool:
         return isinstance(value, Mapping) and all(
             fits(key, arguments[0]) and fits(item, arguments[1]) for key, item in value.items()
         )
-    if origin is not None:
+    if origin is not None:  # Callable[...], type[...]: their arguments are not checked
         return not isinstance(origin, type) or isinstance(value, origin)
     return _is_plain(value, expected)
 
 
 def _is_plain(value: object, expected: Any) -> bool:
+    """`fits` for an annotation without arguments. Protocols, and what is no class, fit every value."""
     if expected in (None, type(None)):
         return value is None
     if expected is int:
@@ -280,6 +289,7 @@ def _takes_dict(expected: Any) -> bool:
 
 
 def _is_integer(value: object) -> bool:
+    """Whether a value is an integer of 64 bits: of Python, of NumPy, or in a tensor without axes. True is none."""
     if isinstance(value, Tensor):
         return (
             value.ndim == 0
@@ -310,7 +320,10 @@ def _is_number(value: object) -> bool:
 
 
 def _is_collection(value: object, origin: type) -> bool:
-    """Whether a value is a list. A NumPy array is a list of numbers; a text or a dict is not a list."""
+    """Whether a value is a list. A NumPy array is a list of numbers; a text or a dict is not a list.
+
+    Arrays and tensors are no `Sequence` of Python, so every iterable is taken for one.
+    """
     if (
         isinstance(value, str | bytes)
         or getattr(value, "ndim", 1) == 0
@@ -343,12 +356,14 @@ def words(expected: Any) -> str:
     return WORDS.get(expected) or _with_article(getattr(expected, "__name__", str(expected)))
 
 
+#: Types whose words are not their names; `words` and `_plural` make the others.
 WORDS = {int: "an integer", float: "a number", str: "a text", bool: "True or False", None: "None", type(None): "None"}
 WORDS[HoldsMaps] = "the result of regard.watch"  # type: ignore[index]
 PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and False"}
 
 
 def _plural(expected: Any) -> str:
+    """The items of a list in words: `integers`, `Masks`; `values` for a type without a name."""
     name = getattr(expected, "__name__", None)
     return PLURALS.get(expected) or (f"{name}s" if name else "values")
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from regard.base.errors import MissingPackage, RegardError, nearest
+from regard.base.errors import MissingPackage, RegardError, first_line, nearest
 
 #: The engines for work that many processes can share.
 ENGINES = ("local", "ray")
@@ -27,20 +27,21 @@ def cluster(operation: str) -> Iterator[Any]:
     2.0
     """
     with _printing_to_stderr():
-        yield from _joined(_ray(operation), operation)
+        yield from _joined(_imported_ray(operation), operation)
 
 
 def _joined(ray: Any, operation: str) -> Iterator[Any]:
+    """Yield `ray`, joined to a cluster; what is joined or started here ends afterwards."""
     if ray.is_initialized():
         yield ray
         return
     address = os.environ.get("RAY_ADDRESS", "")
     local = {} if address else {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
     try:
-        _answers(address)
+        _check_listens(address)
         ray.init(log_to_driver=False, logging_level="ERROR", **local)
     except Exception as error:  # Ray raises this class itself where a node does not start in time
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = first_line(error) or type(error).__name__
         where = f"the Ray cluster at RAY_ADDRESS={address} cannot be joined" if address else "Ray cannot start here"
         remedy = " Start it with `ray start --head`, or unset RAY_ADDRESS to use this machine alone."
         raise RegardError(f"{operation}: {where} ({reason}).{remedy if address else ''}") from None
@@ -86,14 +87,15 @@ def workers_that_fit(ray: Any, operation: str, wanted: int | None, threads: int)
     return wanted or most
 
 
-def _answers(address: str) -> None:
+def _check_listens(address: str) -> None:
     """Raise an OSError if nothing listens at the address; Ray itself would wait for minutes."""
     match = re.fullmatch(r"(?:ray://)?\[?(.+?)\]?:(\d+)", address)
     if match:
         socket.create_connection((match[1], int(match[2])), timeout=PATIENCE).close()
 
 
-def _ray(operation: str) -> Any:
+def _imported_ray(operation: str) -> Any:
+    """The module `ray`, which sends no usage statistics."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # without it Ray prints a warning
     try:

@@ -50,6 +50,7 @@ class ContextItems(Generic[Item]):
             self._entries.set(tuple(other for other in self._entries.get() if other.item is not None))
 
     def __iter__(self) -> Iterator[Item]:
+        """The items of the open blocks, the outermost first; later changes do not change the iterator."""
         return iter([entry.item for entry in self._entries.get() if entry.item is not None])
 
     def __bool__(self) -> bool:
@@ -73,6 +74,7 @@ class ContextFlag:
 
     @contextmanager
     def on(self) -> Iterator[None]:
+        """The flag is set while the block runs; blocks may be nested."""
         token = self._value.set(True)
         try:
             yield

@@ -50,7 +50,7 @@ def errors_named(inner: str, outer: str) -> Iterator[None]:
     """
     try:
         yield
-    except RegardError as error:
+    except RegardError as error:  # a subclass, such as MissingPackage, holds more than a message and stays
         own = re.sub(rf"^{re.escape(inner)}(?=[:(])", outer, str(error))
         if type(error) is not RegardError or own == str(error):
             raise
@@ -65,6 +65,15 @@ def nearest(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(str(name), known, n=1, cutoff=0.6)
     hint = f"Did you mean {close[0]!r}? " if close else ""
     return f"{hint}Known names: {', '.join(known)}."
+
+
+def first_line(error: BaseException) -> str:
+    r"""The first line of the message of an error, at most 200 characters; "" if it has no message.
+
+    >>> first_line(RuntimeError("sizes differ\nframe 0: ..."))
+    'sizes differ'
+    """
+    return (str(error).strip().splitlines() or [""])[0][:200]
 
 
 def first_few(values: Iterable[object], most: int = 5, separator: str = ", ") -> str:

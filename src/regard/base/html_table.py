@@ -10,6 +10,7 @@ from html import escape
 ROWS = 200
 #: Characters that XML cannot hold: most control characters, and halves of surrogate pairs.
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+#: The style of captions and texts.
 LEFT = ' style="text-align:left"'
 
 
@@ -33,5 +34,6 @@ def _cell(cell: object) -> str:
 
 
 def _text(cell: object) -> str:
+    """A cell as text in XML: escaped, without characters that XML cannot hold, with line breaks."""
     said = f"{cell:.3f}" if isinstance(cell, float) else str(cell)
     return escape(NOT_XML.sub("?", said)).replace("\n", "<br/>")

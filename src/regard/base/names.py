@@ -103,6 +103,7 @@ OF_FIGURES = {
     "xticklabels": "labels are tokens=(query tokens, key tokens)",
     "yticklabels": "labels are tokens=(query tokens, key tokens)",
 }
+#: The beginning of a text that names arguments, of which only those that the function has are said.
 _CALLED = "it is called "
 #: The slots of `Attention`, which functions and layers take as one mechanism.
 _PIECES = ("score", "bias", "position", "normalizer", "transition")
@@ -119,6 +120,10 @@ def explanation(given: Iterable[str], known: Iterable[str]) -> str:
 
 
 def _remedy(name: str, known: list[str]) -> str:
+    """The remedy for one argument of a function that has the arguments `known`; "" if none is known.
+
+    It is the same argument by its name here, else what `OTHER_NAMES` says, else the argument of the nearest name.
+    """
     if "dropout" in name and "dropout" in known:
         return f"{name}: it is called dropout. "
     if "causal" in name and "is_causal" in known:

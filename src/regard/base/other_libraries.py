@@ -251,6 +251,7 @@ def missing_here(room: str, name: str, public: Iterable[str]) -> AttributeError:
     """The error for a name that `regard` or one of its rooms does not have."""
 
     def known() -> Iterator[str]:
+        """The public names as one writes them after `rg.`; those of this room come first."""
         yield from (f"{room}.{own}".removeprefix("regard.") for own in public)
         yield from upper_layer("api").__all__
         for other in (*ROOMS, *INNER_ROOMS):
@@ -281,7 +282,8 @@ def missing(
 ) -> AttributeError:
     """The error for a name that `owner` does not have: what to call instead, or the nearest of the `known` names.
 
-    `of` is put before a known name, "rg." for example. `known` is not called for names that begin with _.
+    `calls` has the names of other libraries with the code to call here. `of` is put before a known name, "rg." for
+    example. `known` is not called for names that begin with _: Python itself asks for these.
 
     >>> missing("module 'regard'", "Causal", lambda: ["causal", "window"], of="rg.")
     AttributeError("module 'regard' has no attribute 'Causal'. Did you mean rg.causal?")
@@ -291,7 +293,7 @@ def missing(
         return AttributeError(text)
     same_calls = {_plain(other): code for other, code in (calls or {}).items()}
     names = [other for other in dict.fromkeys(known()) if not other.startswith("_")]
-    by_plain: dict[str, str] = {}
+    by_plain: dict[str, str] = {}  # by the last part of a name: RoPE of rg.RoPE, bigbird of mechanism("bigbird")
     for other in names:
         by_plain.setdefault(_plain(re.sub(r'.*[."](\w)', r"\1", other.rstrip('")'))), other)
     plain = _plain(name)

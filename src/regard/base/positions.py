@@ -65,6 +65,7 @@ class Positions:
 
     @cached_property
     def _offsets(self) -> list[int]:
+        """The index of the first key of each interval of positions; at the end the number of keys."""
         return [0, *accumulate(stop - start for start, stop in self.keys)]
 
     def columns(self, spans: Spans) -> Spans:
@@ -88,13 +89,15 @@ class Positions:
         return Spans.union(parts)
 
     def query(self, rows: slice, device: torch.device | str = "cpu") -> Tensor:
+        """The positions of the queries with the indices `rows`, as a vector."""
         return torch.arange(self.start + rows.start, self.start + rows.stop, device=device)
 
     def key(self, device: torch.device | str = "cpu") -> Tensor:
+        """The positions of all keys, as a vector."""
         return self.keys.tensor(device)
 
     def distances(self, num_queries: int) -> range:
-        """From the smallest j - i to the largest.
+        """All integers from the smallest distance j - i of a query and a key to the largest.
 
         >>> Positions.aligned_to_end(2, 3).distances(2)
         range(-2, 2)

@@ -84,6 +84,7 @@ class Sizes:
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
+    """Refuse what is no tensor of floats with four axes, of which batch and length may be 0."""
     if not isinstance(tensor, Tensor):
         raise RegardError(f"attend: {name} must be a torch.Tensor or an array of numbers, got {type(tensor).__name__}.")
     if tensor.ndim != 4:
@@ -146,7 +147,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Copy tensors of one device to the host, in one transfer; tensors of the widest dtype come first."""
+    """Copy tensors of one device to the host, in one transfer.
+
+    Tensors of wider dtypes must come first: each is read from the joined bytes at a multiple of its item size.
+    """
     if all(x.device.type == "cpu" for x in tensors):
         return tensors
     together = torch.cat([x.contiguous().flatten().view(torch.uint8) for x in tensors]).cpu()
@@ -191,7 +195,7 @@ def as_slice(index: Tensor) -> slice | None:
 
 
 def pick(x: Tensor, batch: Tensor, head: Tensor) -> Tensor:
-    """Some batch entries and heads, by indices on the host; if both are consecutive, a view, which copies nothing."""
+    """x[batch][:, head] by indices on the host; if both are consecutive, a view, which copies nothing."""
     slices = as_slice(batch), as_slice(head)
     if None not in slices:
         return x[slices]
@@ -233,6 +237,7 @@ def is_autocast(device: torch.device) -> bool:
     if not torch._C._is_any_autocast_enabled():
         return False
     kind = device.type
+    # is_autocast_enabled raises an error for devices that have no autocast, such as "meta"
     is_available = kind == "cpu" or torch.amp.autocast_mode.is_autocast_available(kind)
     return is_available and torch.is_autocast_enabled(kind)
 
@@ -255,7 +260,7 @@ def widest_float(device: torch.device) -> torch.dtype:
 def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors in their common dtype; inputs and parameters of learned pieces may have different dtypes."""
     dtype = tensors[0].dtype
-    if all([x.dtype is dtype for x in tensors]):
+    if all([x.dtype is dtype for x in tensors]):  # the usual case; a list takes less time than a generator
         return tensors
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     return tuple(x.to(dtype) for x in tensors)

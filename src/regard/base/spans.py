@@ -14,6 +14,7 @@ from itertools import pairwise
 
 import torch
 
+#: The end of an interval without an end. Shifted by any position, it still fits in 64 bits.
 INFINITY = 1 << 60
 
 
@@ -36,6 +37,7 @@ class Spans:
 
     @staticmethod
     def union(intervals: Iterable[tuple[int, int]]) -> Spans:
+        """`of` for any iterable."""
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(intervals):
             if start >= stop:
@@ -51,12 +53,13 @@ class Spans:
     def where(flags: torch.Tensor, start: int = 0) -> Spans:
         """The runs of True in a boolean vector. Its first element is the integer `start`."""
         padded = torch.nn.functional.pad(flags.to("cpu", torch.int8), (1, 1))
-        edges = (torch.nonzero(padded.diff()).flatten() + start).tolist()
+        edges = (torch.nonzero(padded.diff()).flatten() + start).tolist()  # start, stop, start, stop, ...
         return Spans(tuple(zip(edges[::2], edges[1::2], strict=True)))
 
     def __and__(self, other: Spans) -> Spans:
+        """The integers of both sets."""
         mine, theirs = self.intervals, other.intervals
-        if len(mine) == len(theirs) == 1:
+        if len(mine) == len(theirs) == 1:  # the usual case; comparisons take less time than min and max
             (left, right), (low, high) = mine[0], theirs[0]
             left, right = left if left > low else low, right if right < high else high
             return Spans(((left, right),)) if left < right else EMPTY
@@ -66,22 +69,25 @@ class Spans:
             start, stop = left if left > low else low, right if right < high else high
             if start < stop:
                 common.append((start, stop))
-            if right < high:
+            if right < high:  # the interval that ends first has nothing more in common
                 a += 1
             else:
                 b += 1
         return Spans(tuple(common))
 
     def __or__(self, other: Spans) -> Spans:
+        """The integers of either set."""
         if not self.intervals or not other.intervals:
             return self if self.intervals else other
         return Spans.union(self.intervals + other.intervals)
 
     def __invert__(self) -> Spans:
+        """All other integers, from -INFINITY to INFINITY."""
         edges = [-INFINITY, *(edge for interval in self.intervals for edge in interval), INFINITY]
-        return Spans.union(zip(edges[::2], edges[1::2], strict=True))
+        return Spans.union(zip(edges[::2], edges[1::2], strict=True))  # from each stop to the next start
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
+        """The intervals (start, stop), whereas `len` and `in` are about integers."""
         return iter(self.intervals)
 
     def __bool__(self) -> bool:
@@ -92,7 +98,7 @@ class Spans:
         return sum(stop - start for start, stop in self.intervals)
 
     def __contains__(self, point: int) -> bool:
-        index = bisect_right(self.intervals, (point, INFINITY)) - 1
+        index = bisect_right(self.intervals, (point, INFINITY)) - 1  # the last interval that starts at or before it
         return index >= 0 and point < self.intervals[index][1]
 
     def covers(self, other: Spans) -> bool:
@@ -110,13 +116,14 @@ class Spans:
         return Spans(((self.intervals[0][0], self.intervals[-1][1]),)) if self.intervals else self
 
     def shift(self, by: int) -> Spans:
+        """The set of all integers plus `by`."""
         if not by:
             return self
         return Spans(tuple((start + by, stop + by) for start, stop in self.intervals))
 
     def gaps_up_to(self, size: int) -> Spans:
         """The same intervals with every gap of at most `size` integers filled."""
-        filled = [(a[1], b[0]) for a, b in pairwise(self.intervals) if b[0] - a[1] <= size]
+        filled = [(stop, start) for (_, stop), (start, _) in pairwise(self.intervals) if start - stop <= size]
         return self | Spans(tuple(filled)) if filled else self
 
     def tensor(self, device: torch.device | str = "cpu") -> torch.Tensor:

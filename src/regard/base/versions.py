@@ -1,6 +1,7 @@
-"""What differs between the versions of torch and of transformers: one function each, with the version where it can go.
+"""What differs between the versions of torch and of transformers, one function each.
 
-No other file tests a version. Lower bounds are in pyproject.toml; the table in docs/guides/install.md says what runs.
+"Goes with torch >= 2.9" says that the function can be deleted once older versions are no longer supported. No other
+file tests a version. Lower bounds are in pyproject.toml; the table in docs/guides/install.md says what runs.
 """
 
 from __future__ import annotations
@@ -78,7 +79,9 @@ def hidden_eager(model: nn.Module) -> str:
     is_eager = getattr(getattr(model, "config", None), "_attn_implementation", "") == "eager"
     if not is_eager or (lookup := backend_lookup()) is None or lookup[1] == "get_interface":
         return ""
-    return " Eager attention needs transformers 5.1 or newer to be seen; with attn_implementation='sdpa' a model is."
+    return (
+        " Eager attention is seen with transformers 5.1 or newer only. Load the model with attn_implementation='sdpa'."
+    )
 
 
 def check_model(model: nn.Module, operation: str) -> None:
@@ -113,7 +116,10 @@ def fills_width(kind: type[nn.Module]) -> bool:
 
 
 def mask_sizes(cache: Any, num_queries: int, layer: int) -> tuple[int, int]:
-    """Number of keys and first key of a cache. Goes with transformers >= 5.4: older ones take a tensor of positions."""
+    """Number of keys and index of the first key of a cache, for a layer and the queries that follow.
+
+    Goes with transformers >= 5.4: older ones take a tensor of positions.
+    """
     try:
         return cache.get_mask_sizes(num_queries, layer)
     except AttributeError:  # a number has no shape

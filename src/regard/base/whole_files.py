@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,11 +36,8 @@ def write_whole(path: Path, content: bytes | str) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())  # a rename that reaches the disk before its data would leave a truncated file
-        os.chmod(draft, path.stat().st_mode & 0o777 if path.exists() else 0o644)
-        os.replace(draft, path)
-    except RegardError:  # it is a ValueError too
-        raise
-    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        _rename(draft, path)
+    except OSError as error:
         raise _not_written(path, len(data), error) from error
     finally:
         if draft is not None and os.path.exists(draft):
@@ -64,18 +62,33 @@ def whole_file(path: Path, operation: str) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=DRAFT) as folder:
             draft = Path(folder) / path.name
             yield draft
-            os.chmod(draft, 0o644)  # safetensors makes files that only their owner can read
-            os.replace(draft, path)
+            _rename(draft, path)
     except OSError as error:
         raise RegardError(f"{operation}: {path} cannot be written: {error.strerror or error}.") from error
 
 
 def _target(path: Path) -> Path:
-    """The file that is replaced: behind a link, the one that it names. Devices and pipes are refused."""
+    """The file that is replaced: behind a link, the one that it names.
+
+    Devices and pipes are refused, and names that no file can have.
+    """
+    try:
+        os.access(path, os.F_OK)
+    except ValueError:
+        raise RegardError(f"{str(path)!r} cannot be written: no file can have this name.") from None
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RegardError(f"{path} cannot be written: it is a device or a pipe, and no file. Give the name of a file.")
     return path
+
+
+def _rename(draft: Path | str, path: Path) -> None:
+    """Give a finished draft the name of the file, and the mode of the file that it replaces.
+
+    A new file can be read by all; mkstemp and safetensors make files that only their owner can read.
+    """
+    os.chmod(draft, path.stat().st_mode & 0o777 if path.exists() else 0o644)
+    os.replace(draft, path)
 
 
 def append(path: Path, text: str) -> None:
@@ -89,14 +102,18 @@ def append(path: Path, text: str) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Remove the drafts of killed processes in a folder and in its subfolders."""
+    """Remove the drafts of killed processes in a folder and in its subfolders: files of `write_whole`, and folders of
+    `whole_file`.
+    """
     for draft in (*folder.glob(f"{DRAFT}*"), *folder.glob(f"*/{DRAFT}*")):
-        draft.unlink(missing_ok=True)
+        if draft.is_dir():
+            shutil.rmtree(draft, ignore_errors=True)
+        else:
+            draft.unlink(missing_ok=True)
 
 
-def _not_written(path: Path, size: int, error: OSError | ValueError) -> RegardError:
-    if not isinstance(error, OSError):
-        return RegardError(f"{str(path)!r} ({size:,} bytes) cannot be written: no file can have this name.")
+def _not_written(path: Path, size: int, error: OSError) -> RegardError:
+    """The error for a file of `size` bytes: the reason, whether the old file stays, and what to do on a full disk."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
     remedy = " Make room, and run it again (a training continues with --resume)." if full else ""
     is_old = error.errno != errno.ENAMETOOLONG and path.is_file()

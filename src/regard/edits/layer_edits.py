@@ -85,12 +85,14 @@ class KnockedOut(Mask):
         return ~self.pairs.cells(grid)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
+        # too large is right: a key is left out only if it is selected for all heads, entries and queries
         pairs, queries = self.pairs, Spans.of((start, stop)).shift(self.pairs.query_shift)
         if pairs.heads.is_everything and not self.batched and pairs.queries.core().covers(queries):
             return ~pairs.keys.core().shift(-pairs.key_shift)
         return EVERYTHING
 
     def all_allowed(self, start: int, stop: int) -> Spans:
+        # too small is right: a key is in only if it is selected for no head, entry and query
         pairs, queries = self.pairs, Spans.of((start, stop)).shift(self.pairs.query_shift)
         if not pairs.queries.hull() & queries:
             return EVERYTHING
@@ -122,9 +124,9 @@ PairEdit = KnockOut | ScaleWeights | AddToScores | ReplaceWeights
 
 @dataclass(frozen=True)
 class EditedTile:
-    """The coordinates of a tile, those of the whole map, and the mask and the sum of a row of the attention.
+    """A tile whose weights are edited: its coordinates, those of the whole map, and the mask of the attention.
 
-    `row_sum` is None if rows have other sums than one number.
+    `row_sum` is the sum of each row of weights (1 for softmax without a sink); None if rows have different sums.
     """
 
     grid: Grid
@@ -146,9 +148,10 @@ class EditedTile:
 
 @dataclass(frozen=True, eq=False)
 class LayerEdit:
-    """One edit, the pairs that it selects in one layer, and the weights that it gives to this layer.
+    """One edit, the pairs that it selects in one layer, and the weights that `ReplaceWeights` gives to this layer.
 
-    `given_for` are the batch entries of the given weights, in their order, if these are not those of the run.
+    The `given` weights are a tensor of rows, the map of another run or "uniform"; None for other edits. `given_for` are
+    the batch entries of a given tensor or map, in their order, if it has only those that the edit selects.
     """
 
     edit: PairEdit
@@ -180,7 +183,10 @@ class LayerEdit:
         )
 
     def weights(self, weights: Tensor, tile: EditedTile) -> Tensor:
-        """The weights (B, H, I, J) of a tile after an edit of weights."""
+        """The weights (B, H, I, J) of a tile after an edit of weights.
+
+        With "uniform" weights the allowed and selected keys of a row share it equally. A row without such a key stays.
+        """
         edit, pairs = self.edit, self.pairs
         if isinstance(edit, KnockOut):
             return weights.masked_fill(pairs.cells(tile.grid), 0.0)
@@ -200,16 +206,16 @@ class LayerEdit:
     def _given_weights(self, tile: EditedTile) -> Tensor:
         """The given weights of a tile, (B or 1, H, I, J), with zeros in rows that are not replaced."""
         pairs, entries = self.pairs, self.pairs.batch.contain(tile.grid.batch)
-        of_run, tile = tile, replace(tile, grid=replace(tile.grid, batch=tile.grid.batch[entries]))
+        tile = replace(tile, grid=replace(tile.grid, batch=tile.grid.batch[entries]))  # of the selected entries
         grid = tile.grid
         chosen, heads = pairs.queries.contain(grid.query + pairs.query_shift), pairs.heads.contain(grid.head)
         rows = self._given_rows(tile, grid.head[heads], grid.query[chosen] + pairs.query_shift)
         self._check_rows(tile, rows, heads, chosen)
         columns, J = grid.key + pairs.key_shift, rows.shape[-1]
-        rows = rows[..., columns.clamp_max(J - 1)] * (columns < J)
+        rows = rows[..., columns.clamp_max(J - 1)] * (columns < J)  # no query may attend to the keys from J on
         table = rows.new_zeros(len(rows), len(heads), len(chosen), len(columns))
         table[:, heads.nonzero(), chosen.nonzero()[:, 0]] = rows
-        if len(table) == 1 or len(grid.batch) == len(of_run.grid.batch):
+        if len(table) == 1 or len(grid.batch) == len(entries):
             return table
         return table.new_zeros(len(entries), *table.shape[1:]).index_put((entries,), table)
 
@@ -232,7 +238,7 @@ class LayerEdit:
         _check_count("batch entries", B, int(batch.max()))
         if (last_row := int(row_index.max())) >= R:
             raise RegardError(self._too_few_rows(R, last_row))
-        one = torch.zeros_like(batch[:1])
+        one = torch.zeros_like(batch[:1])  # weights of one entry or head are those of all
         index = one if B == 1 else batch, one if H == 1 else head_index, row_index
         if isinstance(given, AttentionMap):
             batches, heads, rows = (part.cpu() for part in index)
@@ -251,7 +257,10 @@ class LayerEdit:
         )
 
     def _check_rows(self, tile: EditedTile, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:
-        """Refuse rows of another length, with another sum, or with weight on keys that the mask forbids."""
+        """Refuse rows of another length, with another sum, or with weight on keys that the mask forbids.
+
+        `rows` are the result of `_given_rows`. `heads` and `chosen` say which heads and queries of the tile have them.
+        """
         keys, J = tile.whole.key + self.pairs.key_shift, rows.shape[-1]
         allowed = tile.allowed(replace(tile.whole_rows, query=tile.grid.query[chosen]))
         allowed = (allowed if allowed.shape[1] == 1 else allowed[:, heads]).expand(-1, -1, -1, len(keys))
@@ -272,7 +281,7 @@ class LayerEdit:
 
 
 def _check_count(what: str, count: int, last: int) -> None:
-    """Refuse a number beyond the given ones; one alone serves all."""
+    """Refuse a run that needs the weights of a head or an entry (`what`) beyond the given ones; one serves all."""
     if count > 1 and last >= count:
         raise RegardError(
             f"ReplaceWeights: weights of {count} {what} were given, and this run needs number {last}. Give weights of "
@@ -322,7 +331,10 @@ class LayerEdits:
 
 
 def layer_edits(edit: PairEdit, pairs: list[Pairs], path: str, num_batch: int) -> list[LayerEdit]:
-    """An edit in one layer, with the weights that it gives to it: a tensor, a map or "uniform"; None for no weights."""
+    """An edit in the layer with this module path, once for each part of the batch that `Pairs.of` made.
+
+    `ReplaceWeights` gives weights to the layer: a tensor, a map or "uniform".
+    """
     given = of_layer("ReplaceWeights", edit.weights, path) if isinstance(edit, ReplaceWeights) else None
     shape, entries = getattr(given, "shape", ()), edit.where.entries(num_batch)
     if len(shape) == 4 and shape[0] not in (1, num_batch, len(entries)):
@@ -347,7 +359,7 @@ def of_layer(edit: str, given: Any, path: str) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class CallEdits:
-    """The edits of one call, whose first query and first key have these numbers in the whole sequence."""
+    """The edits of one call. Its first query has the number `start` in the whole sequence, its first key `first`."""
 
     edits: LayerEdits
     start: int
@@ -391,7 +403,7 @@ class EditedMap(ChangedMap):
 
     @property
     def _bytes_per_weight(self) -> int:
-        return 3 * self.source._bytes_per_weight
+        return 3 * self.source._bytes_per_weight  # weights of the source, what replaces them, and the result
 
     @checked
     def select(self, batch: Index, head: Index) -> EditedMap:
@@ -407,6 +419,7 @@ class EditedMap(ChangedMap):
         return self._edited(self.source._weights(rows, cols), rows, cols)
 
     def _edited(self, weights: Tensor, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
+        """The weights of a tile of the source (indices of its rows and columns) after the edits."""
         i = rows if isinstance(rows, slice) else to_device(rows, self.device)
         j = cols if isinstance(cols, slice) else to_device(cols, self.device)
         grid = replace(self.grid, query=self.grid.query[i], key=self.grid.key[j], positions=None)

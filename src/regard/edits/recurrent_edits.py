@@ -23,8 +23,8 @@ def without_softmax(edits: LayerEdits) -> LayerEdits:
     """The same edits where no softmax follows: a knock-out is a weight of 0, and the others stay."""
     return LayerEdits(
         tuple(
-            replace(one, edit=replace(one.edit, renormalize=False)) if isinstance(one.edit, KnockOut) else one
-            for one in edits.edits
+            replace(part, edit=replace(part.edit, renormalize=False)) if isinstance(part.edit, KnockOut) else part
+            for part in edits.edits
         )
     )
 
@@ -38,15 +38,17 @@ def edited_recurrence(
     """
     B, H, J, _ = value.shape
     entries, heads, keys = (torch.arange(size, device=value.device) for size in (B, H, J))
-    selecting = torch.stack([one.pairs.queries.contain(keys[J - num_queries :]) for one in edits.edits])
+    # [e, i]: whether edit e selects query i, one of the last tokens
+    selecting = torch.stack([part.pairs.queries.contain(keys[J - num_queries :]) for part in edits.edits])
     output = value.new_zeros(B, H, num_queries, value.shape[3])
     changed = torch.zeros(B, H, num_queries, 1, dtype=torch.bool, device=value.device)
-    for chosen in selecting.unique(dim=1).unbind(1):
+    for chosen in selecting.unique(dim=1).unbind(1):  # each set of edits that some queries share
         rows = (selecting == chosen[:, None]).all(0)[:, None]
         factors, is_head = torch.ones_like(value[..., :1]), torch.zeros_like(changed[:, :, :1])
-        for one in (one for one, is_chosen in zip(edits.edits, chosen.tolist(), strict=True) if is_chosen):
-            here = one.pairs.batch.contain(entries)[:, None, None, None] & one.pairs.heads.contain(heads)[:, None, None]
-            factors = torch.where(here & one.pairs.keys.contain(keys)[:, None], factors * _factor(one), factors)
+        for part in (part for part, is_chosen in zip(edits.edits, chosen.tolist(), strict=True) if is_chosen):
+            pairs = part.pairs
+            here = pairs.batch.contain(entries)[:, None, None, None] & pairs.heads.contain(heads)[:, None, None]
+            factors = torch.where(here & pairs.keys.contain(keys)[:, None], factors * _factor(part), factors)
             is_head = is_head | here
         if bool(is_head.any()):
             output = torch.where(rows & is_head, read(value * factors), output)
@@ -54,6 +56,7 @@ def edited_recurrence(
     return output, changed
 
 
-def _factor(one: LayerEdit) -> float:
-    assert isinstance(one.edit, KnockOut | ScaleWeights)
-    return one.edit.factor if isinstance(one.edit, ScaleWeights) else 0.0
+def _factor(part: LayerEdit) -> float:
+    """The factor of the selected weights; 0 for a knock-out."""
+    assert isinstance(part.edit, KnockOut | ScaleWeights), "LINKS are checked before"
+    return part.edit.factor if isinstance(part.edit, ScaleWeights) else 0.0

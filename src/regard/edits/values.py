@@ -23,6 +23,7 @@ from regard.maps.attention_map import AttentionMap
 # Edits as JSON: selections as they were typed, tensors as nested lists or in a safetensors file, never pickled.
 
 
+#: What an edit in JSON says that it is.
 FORMAT = "regard edit"
 #: The version of the format; texts of later versions are refused.
 VERSION = 1
@@ -44,11 +45,16 @@ def to_json(edits: Sequence[Any], tensors: str | PathLike[str] | None = None) ->
 
 
 def _written(edit: Any, kept: dict[str, Tensor] | None) -> dict[str, Any]:
+    """One edit as data for JSON. Its tensors are added to `kept`, by name; if this is None, they become lists."""
     values = {field.name: getattr(edit, field.name) for field in fields(edit)}
     return {"edit": type(edit).__name__} | {name: _value(value, edit, kept) for name, value in values.items()}
 
 
 def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
+    """The value of a field of an edit as data for JSON; `_read_value` reads it.
+
+    Of what is given for many layers, only the layers that the edit selects are written.
+    """
     if isinstance(value, Where):
         given = ((field.name, getattr(value, field.name)) for field in fields(value))
         return {name: _choice(choice) for name, choice in given if choice is not None}
@@ -67,7 +73,8 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
         kept[name] = value
         return {"kept": name}
     if isinstance(value, Mapping | HoldsMaps):
-        read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None  # of a watched run
+        # an `ActivationPatch` reads a part of the heads from a watched run; other edits take its maps
+        read = getattr(value, "patch_source", None) if hasattr(edit, "part") else None
         maps = value.maps if isinstance(value, HoldsMaps) else value
         own = [name for name in maps if edit.where.heads_in(str(name)) is not None]
         return {"layers": [[name, _value(read(edit.part, name) if read else maps[name], edit, kept)] for name in own]}
@@ -75,9 +82,10 @@ def _value(value: Any, edit: Any, kept: dict[str, Tensor] | None) -> Any:
 
 
 def _choice(choice: Any) -> Any:
+    """A part of a `Where` as data for JSON; `_read_choice` reads it."""
     if isinstance(choice, slice):
         return {"slice": [choice.start, choice.stop, choice.step]}
-    return [_choice(one) for one in choice] if isinstance(choice, tuple) else choice
+    return [_choice(value) for value in choice] if isinstance(choice, tuple) else choice
 
 
 # Edits, as values: what is changed in the attention of a model while a block runs.
@@ -85,9 +93,11 @@ def _choice(choice: Any) -> Any:
 
 #: Weights in place of those of a model: given rows, equal weights, a map of another run, or one for each layer.
 Given = Tensor | str | AttentionMap | Mapping
+#: Equal weights of all keys that the mask allows.
 UNIFORM = "uniform"
 #: The largest error of a sum of given weights.
 ROUNDING = 1e-3
+#: What an `ActivationPatch` may replace.
 PARTS = ("output", "query", "key", "value")
 
 
@@ -95,7 +105,7 @@ class AttentionEdit:
     """Base of all edits. `&` joins edits; an edit prints as one would type it, and `to_json` saves it.
 
     Edits of scores (`KnockOut` with renormalization, `AddToScores`) act before the softmax, edits of weights
-    (`ScaleWeights`, `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. A `ActivationPatch` of
+    (`ScaleWeights`, `ReplaceWeights`, `KnockOut` without) after it, each in the order of `&`. An `ActivationPatch` of
     queries, keys or values acts before the attention, one of the output after it.
 
     >>> import regard as rg
@@ -122,7 +132,7 @@ class AttentionEdit:
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(repr(self))  # tensors have no hash of their numbers
 
     def to_json(self, tensors: str | PathLike[str] | None = None) -> str:
         """The edit as JSON. Tensors become nested lists, or are written to the safetensors file `tensors`."""
@@ -245,10 +255,10 @@ class ReplaceWeights(Selecting):
     weights: Given
 
     def __post_init__(self) -> None:
-        one_each = self.weights.values() if isinstance(self.weights, Mapping) else [self.weights]
-        for weights in one_each:
+        of_layers = self.weights.values() if isinstance(self.weights, Mapping) else [self.weights]
+        for weights in of_layers:
             _check_weights(weights)
-        if self.where.keys is not None and any(not isinstance(weights, str) for weights in one_each):
+        if self.where.keys is not None and any(not isinstance(weights, str) for weights in of_layers):
             raise RegardError(
                 f"ReplaceWeights({self.where!r}, ...): whole rows are replaced, so leave keys out. With 'uniform' keys "
                 "are those that share the row."
@@ -284,15 +294,15 @@ class ActivationPatch(Selecting):
                 "ActivationPatch(source=...): give the run to patch from, the `seen` of rg.watch(model, keep='qkv'), "
                 "or a tensor."
             )
-        unread = self.where.queries if self.part in ("key", "value") else self.where.keys
-        if unread is not None:
-            name, other = ("queries", "keys") if self.part in ("key", "value") else ("keys", "queries")
+        unread, own = ("queries", "keys") if self.part in ("key", "value") else ("keys", "queries")
+        if getattr(self.where, unread) is not None:
             raise RegardError(
-                f"ActivationPatch(part={self.part!r}): it belongs to {other}, so select {other}, not {name}."
+                f"ActivationPatch(part={self.part!r}): it belongs to {own}, so select {own}, not {unread}."
             )
 
 
 def _check_finite(edit: str, name: str, number: float) -> None:
+    """Refuse an infinite number, NaN, and an integer that no float can hold."""
     if isinstance(number, int) and abs(number) > sys.float_info.max:
         raise RegardError(f"{edit}: the {name} is an integer beyond the largest float, {sys.float_info.max:.3g}.")
     if not math.isfinite(number):
@@ -333,6 +343,7 @@ def check_sums(rows: Tensor, least: float = 1.0) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
+    """Whether two values of fields are equal: tensors by their numbers, those for many layers layer by layer."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype == other.dtype and torch.equal(one, other)
     one, other = (given.maps if isinstance(given, HoldsMaps) else given for given in (one, other))
@@ -342,6 +353,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _typed(value: Any) -> str:
+    """A value of a field as one would type it, or what it is if it is too large."""
     if isinstance(value, Mapping | HoldsMaps):  # one tensor or map for each layer
         maps = value.maps if isinstance(value, HoldsMaps) else value
         return f"{type(value).__name__} of {len(maps)} layers"
@@ -379,6 +391,7 @@ def edit_from_json(text: str) -> AttentionEdit:
 
 
 def _tensors(path: str) -> dict[str, Tensor]:
+    """The tensors, by name, of the safetensors file that `to_json` wrote."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -389,6 +402,7 @@ def _tensors(path: str) -> dict[str, Tensor]:
 
 
 def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> AttentionEdit:
+    """The edit that `_written` wrote."""
     kind = KINDS.get(part["edit"])
     if kind is None:
         raise RegardError(f"edit_from_json: there is no edit {part['edit']!r}. {nearest(str(part['edit']), KINDS)}")
@@ -398,6 +412,7 @@ def _read(part: dict[str, Any], kept: dict[str, Tensor]) -> AttentionEdit:
 
 
 def _read_value(value: Any, kept: dict[str, Tensor]) -> Any:
+    """The value of a field that `_value` wrote. `kept` has the tensors of the file, by name."""
     if not isinstance(value, dict):
         return value
     if "layers" in value:
@@ -408,6 +423,7 @@ def _read_value(value: Any, kept: dict[str, Tensor]) -> Any:
 
 
 def _read_choice(choice: Any) -> Any:
+    """The part of a `Where` that `_choice` wrote."""
     if isinstance(choice, dict):
         return slice(*choice["slice"])
-    return [_read_choice(one) for one in choice] if isinstance(choice, list) else choice
+    return [_read_choice(value) for value in choice] if isinstance(choice, list) else choice

@@ -17,7 +17,7 @@ from regard.base.errors import RegardError, first_few, nearest
 from regard.base.spans import INFINITY, Spans
 from regard.stats.numbering import LayerPath, head_name, layer_number
 from regard.stats.roles import MEANINGS, RoleTable
-from regard.stats.text_reading import plain
+from regard.stats.text_reading import places_of
 
 # `Indices`: a set of numbers of heads, queries or keys, as ranges, of which the last may have no end.
 
@@ -36,6 +36,7 @@ class Indices:
 
     @staticmethod
     def of(*numbers: int) -> Indices:
+        """These numbers in their order; numbers that follow each other are one range."""
         ranges: list[tuple[int, int, int]] = []
         for number in numbers:
             follows = bool(ranges) and ranges[-1][1] == number
@@ -45,10 +46,12 @@ class Indices:
 
     @property
     def is_everything(self) -> bool:
+        """Whether a range holds all numbers, as that of `EVERY`."""
         return (0, INFINITY, 1) in self.ranges
 
     @property
     def is_finite(self) -> bool:
+        """Whether no range is without an end."""
         return all(stop < INFINITY for _, stop, _ in self.ranges)
 
     @property
@@ -69,12 +72,12 @@ class Indices:
         return every[self.contain(every)].tolist()
 
     def rank(self, numbers: Tensor) -> Tensor:
-        """The place of each number in the order of the ranges; 0 for numbers that are not in the set."""
-        rank, done, before = torch.zeros_like(numbers), torch.zeros_like(numbers, dtype=torch.bool), 0
+        """The place of each number in the order of the ranges, the first one if several have it; 0 if none has it."""
+        rank, is_found, num_before = torch.zeros_like(numbers), torch.zeros_like(numbers, dtype=torch.bool), 0
         for start, stop, step in self.ranges:
-            inside = Indices(((start, stop, step),)).contain(numbers) & ~done
-            rank = torch.where(inside, before + (numbers - start) // step, rank)
-            done, before = done | inside, before + len(range(start, stop, step))
+            inside = Indices(((start, stop, step),)).contain(numbers) & ~is_found
+            rank = torch.where(inside, num_before + (numbers - start) // step, rank)
+            is_found, num_before = is_found | inside, num_before + len(range(start, stop, step))
         return rank
 
     def hull(self) -> Spans:
@@ -86,6 +89,7 @@ class Indices:
         return Spans.union((start, stop) for start, stop, step in self.ranges if step == 1)
 
 
+#: All numbers.
 EVERY = Indices(((0, INFINITY, 1),))
 
 
@@ -100,8 +104,6 @@ TokenChoice = Choice | Tensor | Sequence[int | str | slice | Sequence[int | str 
 Texts = Sequence[str] | Sequence[Sequence[str]]
 #: The occurrence of a word: it#2 is the second "it".
 NUMBERED = re.compile(r"(.+)#(\d+)", re.DOTALL)
-#: The most tokens of one word.
-PIECES = 12
 
 
 def listed(value: Any) -> Sequence[int | str | slice]:
@@ -122,7 +124,10 @@ def flat(choice: Any) -> Sequence[int | str | slice]:
 
 
 def numbers(choice: Choice, tokens: Sequence[str] | None) -> Choice:
-    """Numbers of tokens in place of words, and in place of numbers that count from the end."""
+    """The choice with numbers of tokens in place of words, and in place of numbers that count from the end.
+
+    Without tokens it stays as it is.
+    """
     if choice is None or tokens is None:
         return choice
     token_numbers = [number for one in listed(choice) for number in _numbers(one, tokens)]
@@ -130,6 +135,7 @@ def numbers(choice: Choice, tokens: Sequence[str] | None) -> Choice:
 
 
 def _numbers(one: int | str | slice, tokens: Sequence[str]) -> Sequence[int | slice]:
+    """`numbers` for a single value: a word of several tokens becomes several numbers."""
     if isinstance(one, str):
         return occurrence(one, tokens)
     if isinstance(one, int):
@@ -144,9 +150,9 @@ def occurrence(word: str, tokens: Sequence[str]) -> range:
     >>> occurrence("it", ["and", "it", "is"]), occurrence("it#2", ["it", "was", "it"])
     (range(1, 2), range(2, 3))
     """
-    found, numbered = places_of(word, tokens), NUMBERED.fullmatch(word)
+    found, numbered = _places_of(word, tokens), NUMBERED.fullmatch(word)
     if not found and numbered is not None:
-        same = places_of(numbered[1], tokens)
+        same = _places_of(numbered[1], tokens)
         if 1 <= int(numbered[2]) <= len(same):
             return same[int(numbered[2]) - 1]
         raise RegardError(f"edit: {numbered[1]!r} is {_times(len(same))} in the text, so there is no {word!r}.")
@@ -159,22 +165,9 @@ def occurrence(word: str, tokens: Sequence[str]) -> range:
     return found[0]
 
 
-def places_of(word: str, tokens: Sequence[str]) -> list[range]:
-    """Where a word is in a text: the numbers of its tokens, for each occurrence.
-
-    >>> places_of("animal", ["the", "ani", "##mal", "Animal"])
-    [range(1, 3), range(3, 4)]
-    """
-    pieces, inside = [plain(token) for token in tokens], [token.startswith("##") for token in [*tokens, ""]]
-    target = plain(word)
-    places = [
-        range(start, stop)
-        for start in range(len(pieces))
-        for stop in range(start + 1, min(start + PIECES, len(pieces)) + 1)
-        if "".join(pieces[start:stop]) == target and not inside[start] and not inside[stop] and pieces[start]
-    ]
-    exact = [range(n, n + 1) for n, token in enumerate(tokens) if token == word]
-    return places or exact
+def _places_of(word: str, tokens: Sequence[str]) -> list[range]:
+    """Where a word is in a text; if it is not there, the tokens that are written so, such as ##mal."""
+    return places_of(word, tokens) or [range(n, n + 1) for n, token in enumerate(tokens) if token == word]
 
 
 def range_of(one: int | slice) -> tuple[int, int, int]:
@@ -196,6 +189,7 @@ def range_of(one: int | slice) -> tuple[int, int, int]:
 
 
 def _times(count: int) -> str:
+    """`not`, `once`, `2 times`."""
     return "not" if count == 0 else "once" if count == 1 else f"{count} times"
 
 
@@ -206,8 +200,10 @@ def _times(count: int) -> str:
 OF_TOKENS = ("queries", "keys")
 #: Role -> heads (layer, head), or the table that `roles` made.
 Roles = RoleTable | Mapping[str, Iterable[tuple[int, int]]]
+#: The names of a head, L5.H3, and of a layer, L5.
 HEAD = re.compile(r"[Ll](\d+)\.[Hh](\d+)")
 LAYER = re.compile(r"[Ll](\d+)")
+#: The short form of a selection, for messages.
 SHORT = "'L5.H3: it -> animal' (heads: queries -> keys)"
 
 
@@ -216,15 +212,14 @@ SHORT = "'L5.H3: it -> animal' (heads: queries -> keys)"
 class Where:
     """The pairs that an edit changes: layers x heads x queries x keys. A part that is None selects all.
 
-    Every part is a number, a slice, a name, or a list of them. `layers` are numbers of layers, or module
-    paths (with * and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too, as do pairs
-    (layer, head) in a list. `queries` and
-    `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second "it" is "it#2". A
-    word of several tokens selects all of them. A slice without an end also selects tokens that are generated later.
-    `batch` are numbers of batch entries. `queries` and `keys` may differ between entries: a list with a list for each
-    entry that `batch` selects, a tensor (B,) or (B, n), or a word that is looked up in the text of each entry.
-    `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the edit
-    begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.Where.parse` reads the same from a short text.
+    Every part is a number, a slice, a name, or a list of them. `layers` are numbers of layers, or module paths (with *
+    and ?). `heads` are numbers, or names such as "L5.H3", which select their layer too, as do pairs (layer, head) in a
+    list. `queries` and `keys` are numbers of tokens in the whole sequence, from 0 on, or words of the text; the second
+    "it" is "it#2". A word of several tokens selects all of them. A slice without an end also selects tokens that are
+    generated later. `batch` are numbers of batch entries. `queries` and `keys` may differ between entries: a list with
+    a list for each entry that `batch` selects, a tensor (B,) or (B, n), or a word that is looked up in the text of each
+    entry. `roles` are names of roles ("induction"): the heads that have one. Words and roles are looked up when the
+    edit begins: `rg.edit(model, edit, tokens=..., roles=...)`. `rg.Where.parse` reads the same from a short text.
 
     Padding on the left counts: the first token of a padded text has the number of its column.
 
@@ -255,7 +250,7 @@ class Where:
         return f"Where({', '.join(f'{name}={_typed(value)}' for name, value in given if value is not None)})"
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(repr(self))  # slices have no hash before Python 3.12
 
     @classmethod
     @checked
@@ -326,7 +321,7 @@ class Where:
         return list(dict.fromkeys(n for one in ranges for n in every[slice(*one)]))
 
     def _of_entries(self, choice: Any, entries: Sequence[int]) -> Sequence[Any]:
-        """The choice of each of these batch entries."""
+        """The choice of each of these batch entries: its own, or the same for all."""
         if not is_by_entry(choice):
             return [choice] * len(entries)
         if len(choice) != len(entries):
@@ -342,7 +337,7 @@ class Where:
         return self.batch is not None or is_by_entry(self.queries) or is_by_entry(self.keys)
 
     def token_sets(self, num_batch: int) -> list[tuple[Indices, Indices, Indices]]:
-        """Batch entries with their queries and keys; entries with the same queries and keys are together."""
+        """(batch entries, queries, keys) for each set of entries that have the same queries and keys."""
         entries = EVERY if self.batch is None else Indices.of(*self.entries(num_batch))
         if not is_by_entry(self.queries) and not is_by_entry(self.keys):
             return [(entries, self.indices("queries"), self.indices("keys"))]
@@ -355,7 +350,7 @@ class Where:
 
     @property
     def _heads(self) -> Sequence[int | str | slice]:
-        """The heads as numbers, slices and names: pairs are names since the selection was made."""
+        """The heads as numbers, slices and names; `__post_init__` has made pairs (layer, head) names."""
         return listed(cast(Choice, self.heads))
 
     def heads_in(self, path: str) -> Indices | None:
@@ -379,13 +374,17 @@ class Where:
 
     @property
     def names_layers(self) -> list[int | str]:
-        """The layers that are named one by one, by number or by path; a run that does not edit one is an error."""
+        """The layers that are named one by one, by number, by path or by a head; not slices and patterns.
+
+        A run that does not edit one of them is an error.
+        """
         named = [_head(head)[0] for head in self._heads if isinstance(head, str)]
-        exact = [layer for layer in listed(self.layers) if not isinstance(layer, slice) and "*" not in str(layer)]
+        by_name = [layer for layer in listed(self.layers) if not isinstance(layer, slice)]
+        exact = [layer for layer in by_name if not re.search(r"[*?]", str(layer))]
         return [*exact, *named]
 
     def indices(self, part: str) -> Indices:
-        """The numbers of `queries` or `keys`, of all batch entries."""
+        """The numbers of a part, "queries" or "keys", for all batch entries together."""
         value = getattr(self, part)
         if any(isinstance(one, str) for one in flat(value)):
             raise RegardError(
@@ -435,6 +434,7 @@ def _words(text: str) -> Choice:
 
 
 def _parts(text: str) -> list[str]:
+    """The parts of a list with commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
@@ -447,7 +447,7 @@ def _of_roles(where: Where, roles: Roles) -> list[str]:
     """The names of the heads that have the roles, among the heads and layers that are selected beside them."""
     heads = [head for role in listed(where.roles) for head in _with_role(role, roles)]
     beside = replace(where, roles=None)
-    chosen = [(head, beside.heads_in(str(head[0]))) for head in heads]
+    chosen = [(head, beside.heads_in(str(head[0]))) for head in heads]  # "3" is a path whose layer has the number 3
     kept = [head for head, own in chosen if own is not None and own.among(range(head[1], head[1] + 1))]
     if not kept:
         raise RegardError(f"edit: no head has the role {where.roles!r} among those that {where!r} selects.")
@@ -455,6 +455,7 @@ def _of_roles(where: Where, roles: Roles) -> list[str]:
 
 
 def _with_role(role: Any, roles: Roles) -> list[tuple[int, int]]:
+    """The heads (layer, head) that have a role."""
     if isinstance(roles, RoleTable):
         return [(found.layer, found.head) for found in roles.of(role) if found.label]
     if role not in roles:
@@ -465,11 +466,12 @@ def _with_role(role: Any, roles: Roles) -> list[tuple[int, int]]:
 
 
 def _number(path: str) -> int | None:
-    """The number of the layer; a sweep asks this thousands of times, so a path that knows it is not checked again."""
+    """The number of the layer; a sweep asks this thousands of times, so a path that knows it is read directly."""
     return path.number if isinstance(path, LayerPath) else layer_number(path)
 
 
 def _is_layer(layer: int | str | slice, path: str) -> bool:
+    """Whether a value of `Where.layers` selects the layer with this module path."""
     number = _number(path)
     if isinstance(layer, str):
         named = LAYER.fullmatch(layer)
@@ -543,6 +545,7 @@ def _plain_tokens(one: Any) -> Any:
 
 
 def _typed(value: Any) -> str:
+    """A part of a selection as one would type it."""
     if isinstance(value, tuple):
         return f"[{', '.join(map(_typed, value))}]"
     if isinstance(value, slice) and value.step is None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, first_line
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.gguf import without_bars
 from regard.hf.image_grids import image_grids
@@ -55,9 +55,9 @@ class ImageReader:
                 model = kind.from_pretrained(folder, local_files_only=True, use_safetensors=True)
             processor = hf.AutoProcessor.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # transformers and safetensors raise errors of different types
-            lines = str(error).strip().splitlines() or [type(error).__name__]
+            reason = first_line(error) or type(error).__name__
             raise RegardError(
-                f"analyze: --image: cannot load {folder}: {lines[0][:200]} Give a folder with the model and its image "
+                f"analyze: --image: cannot load {folder}: {reason} Give a folder with the model and its image "
                 "processor, both saved with save_pretrained."
             ) from error
         return ImageReader(model.eval(), processor, str(folder))

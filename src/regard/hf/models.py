@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.base.checks import checked
-from regard.base.errors import MissingPackage, RegardError, nearest
+from regard.base.errors import MissingPackage, RegardError, first_line, nearest
 from regard.hf.gguf import load_once, without_bars
 
 #: Name -> (package, command that installs it, folder of the model in it, or name of a .gguf file anywhere in it).
@@ -175,5 +175,5 @@ def _try(load: Callable[[], Any], name: str, remedy: str) -> Any:
     try:
         return load()
     except Exception as error:  # transformers, tokenizers, safetensors and json raise errors of different types
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise RegardError(f"load_model: cannot load {name}: {remedy}. ({lines[0][:200]})") from error
+        reason = first_line(error) or type(error).__name__
+        raise RegardError(f"load_model: cannot load {name}: {remedy}. ({reason})") from error

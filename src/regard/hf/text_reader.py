@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, first_line
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
 from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
@@ -362,9 +362,9 @@ def _run(model: Any, inputs: dict[str, Any]) -> None:
     except RegardError:
         raise
     except Exception as error:  # models raise errors of many types for missing images or sounds
-        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = first_line(error) or type(error).__name__
         raise RegardError(
-            f"TextReader: {type(model).__name__} cannot read a text alone ({lines[0][:200]}). Give a model of texts; "
+            f"TextReader: {type(model).__name__} cannot read a text alone ({reason}). Give a model of texts; "
             "rg.watch(model) shows any model while you run it on its own inputs."
         ) from error
 

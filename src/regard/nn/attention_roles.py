@@ -15,6 +15,7 @@ from regard.encodings import Encoding, RoPE
 from regard.masks import Mask, causal
 from regard.scores import Dot
 
+#: Self-attention of an encoder, causal self-attention of a decoder, and attention of a decoder to an encoder.
 ROLES = ("encoder", "decoder", "cross")
 #: How positions are used. The first two are added to the embeddings; the next three act inside self-attention.
 POSITIONS = ("sinusoidal", "learned", "rope", "alibi", "t5", "none")
@@ -53,8 +54,8 @@ def attention_for(
     Attention(score=Dot(), position=RoPE(head_dim=8, base=10000.0, interleaved=False, scaling=None),
       mask=(causal() & window(size=4)), normalizer=Softmax(temperature=1.0, sink=None))
     """
-    _known("role", role, ROLES)
-    _known("positions", positions, POSITIONS)
+    _check_known("role", role, ROLES)
+    _check_known("positions", positions, POSITIONS)
     arguments = {"name": name} if isinstance(name, str) else dict(name)
     mechanism_name = arguments.pop("name", "full")
     is_full = mechanism_name == "full"
@@ -81,7 +82,10 @@ def attention_for(
 
 
 def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head_dim: int, key_dim: int) -> Attention:
-    """A mechanism of the catalog. Sizes of the model are filled in where `build` has such a parameter."""
+    """A mechanism of the catalog. Sizes of the model are filled in where its `build` has such a parameter.
+
+    `DEFAULTS` come before these, and the `arguments` of the caller before both.
+    """
     build = mechanism(name).build
     parameters = inspect.signature(build).parameters
     for argument in arguments:
@@ -119,6 +123,7 @@ def _mask(mask: Mask | None, role: str) -> Mask | None:
 
 
 def _position(own: Encoding | None, positions: str, role: str, head_dim: int) -> Encoding | None:
+    """The encoding for a role: RoPE if `positions` ask for it in self-attention, else the mechanism's own."""
     if positions != "rope" or role == "cross":
         return own
     if own is not None and not isinstance(own, RoPE):
@@ -127,11 +132,13 @@ def _position(own: Encoding | None, positions: str, role: str, head_dim: int) ->
 
 
 def _biases(positions: str, role: str, num_heads: int) -> tuple[Bias, ...]:
+    """The biases that `positions` ask for in self-attention, beside those of the mechanism."""
     if positions == "alibi":
         return (ALiBi(num_heads),)
     return (T5Bias(num_heads, bidirectional=role == "encoder"),) if positions == "t5" else ()
 
 
-def _known(option: str, value: str, known: tuple[str, ...]) -> None:
+def _check_known(option: str, value: str, known: tuple[str, ...]) -> None:
+    """Refuse a value of an option that is not one of the known values."""
     if value not in known:
         raise RegardError(f"attention: there is no {option} {value!r}. {nearest(str(value), known)}")

@@ -36,13 +36,13 @@ class CrossAttention(Attends):
 
     def __init__(self, attention: Attention, query_dim: Size, key_dim: Size) -> None:
         super().__init__()
-        sizes = Sizes(B=1, H=1, G=1, I=1, J=1, D=query_dim, E=key_dim)
+        sizes = Sizes(B=1, H=1, G=1, I=1, J=1, D=query_dim, E=key_dim)  # one pair: a wrong width is an error here
         attention.check(sizes, Positions.aligned_to_end(1, 1), key_dim)
         self.attention = attention
 
     def keys(self, states: Tensor, mask: Mask | None = None) -> ProjectedKV:
         """The keys of encoder states (B, J, C). `mask` excludes padding."""
-        states = states[:, None]
+        states = states[:, None]  # one head
         return ProjectedKV(self.attention, states, states, mask)
 
     def forward(self, query: Tensor, keys: ProjectedKV, start: int = 0) -> ModuleOutput:

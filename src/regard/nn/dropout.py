@@ -40,8 +40,9 @@ class Dropout(nn.Module):
         is_inexact = abs(dropped_bytes / 256 - self.p) > TOLERANCE * min(self.p, 1 - self.p)
         if x.device.type != "cpu" or is_inexact:
             return nn.functional.dropout(x, self.p)
-        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)
+        words = torch.empty(-(-x.numel() // 8), dtype=torch.int64).random_(-(2**63), None)  # 64 random bits each
         factor = words.view(torch.uint8)[: x.numel()].view(x.shape).to(x.dtype)  # a random byte per element, 0 to 255
+        # bytes below `dropped_bytes` become 0, all others 1
         return x * factor.sub_(dropped_bytes - 1).clamp_(0, 1).mul_(256 / (256 - dropped_bytes))
 
     def extra_repr(self) -> str:

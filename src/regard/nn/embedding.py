@@ -106,7 +106,7 @@ def _with_positions(position: Encoding, x: Tensor, start: int) -> Tensor:
         )
     stop = start + x.shape[1]
     if isinstance(position, Sinusoidal):
-        length = max(64, 1 << (stop - 1).bit_length())
+        length = max(64, 1 << (stop - 1).bit_length())  # a power of two, so that texts of many lengths share a table
         return x + _sinusoids(position, length, x.shape[-1], x.dtype, x.device)[start:stop]
     position.check(Spans(((start, stop),)))
     return position.encode(x[:, None], torch.arange(start, stop, device=x.device))[:, 0]
@@ -114,8 +114,8 @@ def _with_positions(position: Encoding, x: Tensor, start: int) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _sinusoids(position: Sinusoidal, length: int, embed_dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The encodings of the first positions, (length, embed_dim). They are cached: computing them is slower than
-    adding.
+    """The encodings of the first positions, (length, embed_dim). They are kept, since computing them takes longer
+    than adding them.
     """
-    with torch.inference_mode(False):
+    with torch.inference_mode(False):  # a later call may be in training, which refuses tensors of inference mode
         return position.table(torch.arange(length, device=device), embed_dim, dtype)

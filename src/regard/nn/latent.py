@@ -95,9 +95,11 @@ class MultiHeadLatentAttention(Attends):
     def _advanced(
         self, x: Tensor, past: LatentCache | None, mask: Mask | None, form: Form
     ) -> tuple[ModuleOutput, LatentCache]:
+        """The attention of the tokens (B, n, C) that follow `past`, and the cache with their keys appended."""
         self._check(x, form)
         past = LatentCache() if past is None else past
         key = self._keys(x, past.length)
+        # the values of the cache are the latents, which the keys contain
         extended = past.extend(key, key[..., self.rotary_dim :])
         seen = self._attend(self._queries(x, past.length), extended.key, extended.positions, mask, form)
         listeners.tell(self, lambda: seen.weights, lambda: extended.value @ self.value.to(extended.value.dtype))
@@ -109,7 +111,7 @@ class MultiHeadLatentAttention(Attends):
         return sees_no_later_key(self.attention.mask)
 
     def _queries(self, x: Tensor, start: int) -> Tensor:
-        """(B, n, C) -> (B, H, n, R + D), rotated."""
+        """(B, n, C) -> (B, H, n, R + D): R rotated channels, then D that are compared with U_h c_j."""
         query = self.query(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         content, rotated = query.split([query.shape[-1] - self.rotary_dim, self.rotary_dim], -1)
         return torch.cat((self._rotated(rotated, start), content), -1)
@@ -121,6 +123,7 @@ class MultiHeadLatentAttention(Attends):
         return torch.cat((self._rotated(rotated, start), self.latent_norm(latent)), -1)
 
     def _rotated(self, x: Tensor, start: int) -> Tensor:
+        """Channels (B, heads, n, R) with the encodings of the positions `start`, `start` + 1, ..."""
         if self.position is None or not self.rotary_dim:
             return x
         return self.position.encode(x, torch.arange(start, start + x.shape[2], device=x.device))
@@ -128,13 +131,17 @@ class MultiHeadLatentAttention(Attends):
     def _attend(
         self, query: Tensor, key: Tensor, positions: Positions, mask: Mask | None, form: Form
     ) -> AttentionOutput:
+        """The attention of queries (B, H, I, R + D) to keys (B, 1, J, R + latent), in one of the two forms.
+
+        Its output is (B, H, I, E), with E channels of the values of a head.
+        """
         attention = self.attention if mask is None else self.attention.with_mask_too(mask)
         latent = key[..., self.rotary_dim :]
         if form == "absorbed" or (form == "auto" and self._absorbing_is_cheaper(query.shape[2], key.shape[2])):
             seen = attention(query, key, latent, positions=positions)
             return AttentionOutput(seen.output @ self.value.to(seen.output.dtype), seen.weights)
         score = self._score
-        content = latent @ score.weight.mT.to(latent.dtype)
+        content = latent @ score.weight.mT.to(latent.dtype)  # U_h c_j
         rotated = key[..., : self.rotary_dim].expand(-1, self.num_heads, -1, -1)
         expanded = Attention(Dot(scale=score.scale(0)), mask=attention.mask)
         values = latent @ self.value.to(latent.dtype)
@@ -146,7 +153,12 @@ class MultiHeadLatentAttention(Attends):
         return self.attention.score
 
     def _absorbing_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
-        """Whether the absorbed form takes fewer multiply-adds for each head."""
+        """Whether the absorbed form takes fewer multiply-adds for each head.
+
+        A latent has C channels, a value E, and a query D and R rotated ones. Absorbed, a pair costs R + C for its score
+        and C for its value, and each query C D + C E for U_h and V_h. Expanded, a pair costs R + D and E, and each key
+        C D + C E.
+        """
         (_, D, C), E, R = self._score.weight.shape, self.value.shape[-1], self.rotary_dim
         absorbed = num_queries * num_keys * (R + 2 * C) + num_queries * C * (D + E)
         return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)

@@ -87,7 +87,7 @@ class Residual(nn.Module):
         super().__init__()
         if norm not in NORMS:
             raise RegardError(f"Residual(norm={norm!r}): unknown norm. {nearest(str(norm), NORMS)}")
-        self.place = norm
+        self.place = norm  # "pre" or "post"
         self.norm = nn.LayerNorm(embed_dim, bias=bias)
         self.dropout = Dropout(dropout)
 
@@ -189,7 +189,7 @@ class DecoderLayer(nn.Module):
                 raise RegardError(
                     "DecoderLayer: this layer has cross-attention; give keys=cross_attention.keys(states)."
                 )
-            start = present.length - x.shape[1]
+            start = present.length - x.shape[1]  # the position of the first of these tokens
             seen = self.cross_attention(self.around_cross.before(x), keys, start=start)
             x = self.around_cross.after(x, seen.output)
         return self.around_feed.after(x, self.feed_forward(self.around_feed.before(x))), present

@@ -58,7 +58,7 @@ class ModuleOutput:
 
 
 def _without_map(outputs: Any, _: Any) -> ModuleOutput:
-    """The result of a module behind torch.export or torch.vmap, which pass tensors alone."""
+    """The result of a module behind torch.export or torch.vmap: they take it apart to tensors, which have no map."""
 
     def refuse() -> AttentionMap:
         raise RegardError("weights: torch.export and torch.vmap return the output alone. Read `.output`.")

@@ -151,10 +151,10 @@ class MultiHeadAttention(Attends):
 
     @torch.no_grad()
     def _copy(self, weights: Iterable[Tensor], biases: Iterable[Tensor | None]) -> None:
-        """Copy weights and biases into the projections of queries, keys, values and outputs; no bias is one of 0."""
+        """Copy weights and biases into the projections of queries, keys, values and outputs; None leaves zeros."""
         projections = filter(None, (self.query, self.key, self.value, self.output))
         for projection, weight, bias in zip(projections, weights, biases, strict=True):
-            self.to(weight)
+            self.to(weight)  # its dtype and device
             projection.weight.copy_(weight)
             if bias is not None:
                 projection.bias.copy_(bias)
@@ -196,7 +196,7 @@ class MultiHeadAttention(Attends):
         return seen.with_output(self._mixed(query, seen.output))
 
     def _mask_of(self, mask: Tensor, query: Tensor, key: Any, start: int | None) -> Mask | None:
-        """The mask that a tensor of the call stands for."""
+        """The mask that a tensor of the call stands for; an error if it is a bias. `read_mask` ignores D and E."""
         num_queries, num_keys = query.shape[1], key.shape[1]
         sizes = Sizes(B=len(query), H=self.num_heads, G=self.num_key_value_heads, I=num_queries, J=num_keys, D=1, E=1)
         positions = None if start is None else Positions.of(start, num_queries, num_keys)
@@ -245,6 +245,7 @@ class MultiHeadAttention(Attends):
         return projection(x).unflatten(-1, (projection.out_features // self.head_dim, self.head_dim)).transpose(1, 2)
 
     def _mixed(self, query: Tensor, heads: Tensor) -> Tensor:
+        """The output (B, I, C) from that of the heads (B, H, I, D): joined, gated by the inputs `query`, projected."""
         joined = heads.transpose(1, 2).flatten(2)
         joined = joined if self.gate is None else joined * self.gate(query).sigmoid()
         return joined if self.output is None else self.output(joined)
@@ -271,8 +272,8 @@ def _check_projections(given: dict[str, nn.Linear], num_heads: int) -> None:
     """Refuse layers that are not the projections of heads of equal width."""
     shapes = ", ".join(f"{name} {layer.in_features} -> {layer.out_features}" for name, layer in given.items())
     query, key, value = given["query"], given["key"], given["value"]
-    wrong = [layer for name, layer in given.items() if name in ("query", "output") and _width(layer) != _width(query)]
-    if wrong or query.in_features != query.out_features or query.out_features % num_heads:
+    widths = {(layer.in_features, layer.out_features) for name, layer in given.items() if name in ("query", "output")}
+    if len(widths) > 1 or query.in_features != query.out_features or query.out_features % num_heads:
         rule = f"query and output map a width to itself, and {num_heads} heads divide it"
     elif key.out_features != value.out_features or key.out_features % (query.out_features // num_heads):
         rule = f"keys and values have the same heads, of {query.out_features // num_heads} channels as the queries"
@@ -282,10 +283,6 @@ def _check_projections(given: dict[str, nn.Linear], num_heads: int) -> None:
         f"MultiHeadAttention.from_projections: {rule}; got {shapes}. A matrix W of your own, x @ W, is a linear layer "
         "with weight W.T."
     )
-
-
-def _width(layer: nn.Linear) -> tuple[int, int]:
-    return layer.in_features, layer.out_features
 
 
 def _attention(attention: Mechanism | None, dropout: float, is_causal: bool) -> Mechanism:
@@ -299,6 +296,7 @@ def _attention(attention: Mechanism | None, dropout: float, is_causal: bool) -> 
             f"MultiHeadAttention({option}): this is for the default attention. It is a part of your own attention: "
             f"regard.Attention(..., {part})."
         )
+    # a piece may read further tensors of each call, such as the gates of a decay
     refuse_needs("MultiHeadAttention", attention.pieces(), "the module passes none. Project it, and call regard.attend")
     return attention
 
@@ -312,6 +310,7 @@ def _initialize(projections: Iterable[nn.Linear]) -> None:
 
 
 def _check(embed_dim: int, num_heads: int, num_key_value_heads: int) -> None:
+    """Refuse a number of heads that does not divide the width, and key heads that do not divide the query heads."""
     if num_heads < 1 or embed_dim % num_heads:
         is_swapped = num_heads > embed_dim and num_heads % embed_dim == 0
         order = f" The width comes first: MultiHeadAttention({num_heads}, {embed_dim})." if is_swapped else ""
@@ -323,6 +322,6 @@ def _check(embed_dim: int, num_heads: int, num_key_value_heads: int) -> None:
     if num_key_value_heads < 1 or num_heads % num_key_value_heads:
         raise RegardError(
             f"MultiHeadAttention(num_key_value_heads={num_key_value_heads}): equal groups of the {num_heads} query "
-            "heads share a "
-            f"key head: give one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
+            "heads share a key head: "
+            f"give one of {', '.join(str(n) for n in range(1, num_heads + 1) if num_heads % n == 0)}."
         )

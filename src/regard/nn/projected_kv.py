@@ -29,6 +29,7 @@ from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import sees_no_later_key
 
+#: The normalizer for which a single query needs no engine.
 PLAIN = Softmax()
 
 
@@ -36,9 +37,9 @@ PLAIN = Softmax()
 class Rows:
     """Maps each row of queries to its source. Several rows may share a source, as the hypotheses of a beam do.
 
-    `sources` (A,) are the numbers of the sources. The rows of a source become queries of one batch entry: the result
-    is a grid of A x `width` queries. Row r is at `place[r]` of the flattened grid; `place` is None if the rows fill the
-    grid.
+    `sources` (A,) are the numbers of the sources, and `index` (R,) the source of each row. The rows of a source become
+    queries of one batch entry: the result is a grid of A x `width` queries. Row r is at `place[r]` of the flattened
+    grid; `place` is None if the rows fill the grid.
 
     >>> import torch, regard as rg
     >>> rows = rg.nn.Rows.of(torch.tensor([0, 0, 1, 1, 1]))  # a beam of 2 and one of 3
@@ -56,12 +57,13 @@ class Rows:
     def of(index: Tensor) -> Rows:
         """From the source of each row, (R,). Rows of one source must be neighbors."""
         index = index.cpu()
-        sources, number, count = index.unique_consecutive(return_inverse=True, return_counts=True)
+        # `entry`: for each row the place of its source in `sources`; `count`: the number of rows of each source
+        sources, entry, count = index.unique_consecutive(return_inverse=True, return_counts=True)
         width = int(count.max()) if len(index) else 1
         if len(sources) * width == len(index):
             return Rows(sources, width, index)
-        rank = torch.arange(len(index), device="cpu") - (count.cumsum(0) - count)[number]
-        return Rows(sources, width, index, number * width + rank)
+        column = torch.arange(len(index), device="cpu") - (count.cumsum(0) - count)[entry]
+        return Rows(sources, width, index, entry * width + column)
 
     def fold(self, query: Tensor) -> Tensor:
         """One query per row, (R, H, 1, D), to a grid, (A, H, width, D)."""
@@ -84,7 +86,8 @@ class ProjectedKV:
     The part of the score that depends on the keys alone (the projections of Bahdanau, the features of linear attention)
     is computed at the first single query and then reused. `mask` excludes keys: `padding(...)`. Several rows of queries
     may share a row of keys without a copy: `rows` maps queries to keys, and `each` is an equal value with a row of keys
-    for every row of queries.
+    for every row of queries. `_prepared` holds the keys that `compared` has prepared: for grad mode and without it, the
+    keys after their position encoding, and after the score.
 
     >>> import torch, regard as rg
     >>> attention = rg.nn.MultiHeadAttention(8, 2)
@@ -106,7 +109,7 @@ class ProjectedKV:
         return self.key.shape[2]
 
     def select(self, index: Tensor) -> ProjectedKV:
-        """The batch entries at `index`."""
+        """The batch entries at `index`, of the keys, of what is prepared, and of both masks."""
         if self.rows is not None:
             return self.each.select(index)
         selected: dict[int, Tensor] = {}
@@ -138,10 +141,11 @@ class ProjectedKV:
 
     @cached_property
     def _separate(self) -> ProjectedKV:
+        """`each` for keys that rows share: every row of queries gets a copy of the keys of its source."""
         assert self.rows is not None
-        number = _numbers(self.rows.sources).repeat_interleave(self.rows.width)
-        number = number if self.rows.place is None else number.index_select(0, self.rows.place)
-        return replace(self, rows=None).select(number)
+        entry = _numbers(self.rows.sources).repeat_interleave(self.rows.width)  # of each place of the grid
+        entry = entry if self.rows.place is None else entry.index_select(0, self.rows.place)
+        return replace(self, rows=None).select(entry)
 
     def extended(self, key: Tensor, value: Tensor, mask: Mask | None = None) -> ProjectedKV:
         """A copy with the keys and values of later tokens appended. `mask`, if given, is for all its keys."""
@@ -170,10 +174,11 @@ class ProjectedKV:
             self._prepared[has_grad] = encoded, prepared
             return query, prepared, encoded
         encoded, prepared = self._prepared[has_grad]
-        return score.prepare(query, encoded[:, :, :0])[0], prepared, encoded
+        return score.prepare(query, encoded[:, :, :0])[0], prepared, encoded  # no key is prepared again
 
     @cached_property
     def places(self) -> Tensor:
+        """The positions of the keys, which are their indices; (J,)."""
         return torch.arange(self.length, device=self.key.device)
 
     @cached_property
@@ -182,14 +187,14 @@ class ProjectedKV:
         if self.mask is None:
             return None
         real = self.mask.real_keys
-        assert real is not None
+        assert real is not None, "is_plain says so"
         real = real[:, None, None, : self.length]
         added = torch.zeros_like(real, dtype=self.key.dtype).masked_fill(~real, -torch.inf)
         return to_device(added, self.key.device)
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether weights are a softmax, and every row has at least one allowed key."""
+        """Whether weights are a softmax, and `mask` hides keys alone and leaves at least one in every row."""
         if self.attention.normalizer != PLAIN or self.mask is None:
             return self.attention.normalizer == PLAIN
         if (real := self.mask.real_keys) is None:
@@ -205,15 +210,17 @@ class ProjectedKV:
     @cached_property
     def has_products(self) -> bool:
         """Whether scores are scaled dot products without a bias, which the fused kernel can compute."""
+        # the width, here 1, changes the factor, but not its kind: None or a tensor where the kernel cannot run
         return isinstance(self.attention.score.scale(1), float | int) and not self.attention.bias
 
 
 def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = None) -> ModuleOutput:
     """The attention output (B, H, I, E) of queries (B, H, I, D), and its map; the first query has position `start`.
 
-    Several queries are one call of `attend`, and so is every call whose weights are not those of one score. A single
-    query, as in decoding, is scored against the prepared keys without planning, because planning takes longer than the
-    arithmetic.
+    Several queries are one call of `attend`, and so is every call whose weights are not those of one score, and every
+    call in a block of `rg.edit` (`attend_editors`), which changes calls of `attend`. A single query, as in decoding, is
+    scored against the prepared keys without planning, because planning takes longer than the arithmetic. `start` is by
+    default such that the last query has the position of the last key.
     """
     attention = keys.attention
     if Ring.default() is not None:
@@ -237,8 +244,9 @@ def _needs_a_call(attention: Mechanism) -> bool:
 def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> ModuleOutput:
     """The output for this rank's share of the queries and keys. Their positions are those of the whole sequence."""
     attention = _masked(keys.attention, keys)
-    is_free = not (attention.position or attention.bias) and (attention.mask is None or attention.mask.keys_only)
-    if not (start is None or is_free or (start == 0 and query.shape[2] == keys.length)):
+    has_positions = attention.position or attention.bias or not (attention.mask is None or attention.mask.keys_only)
+    is_default = start is None or (start == 0 and query.shape[2] == keys.length)
+    if has_positions and not is_default:
         raise RegardError(
             f"{type(module).__name__}(start={start}): inside Ring.as_default the ring knows the positions: the last "
             "query of the whole sequence has the position of its last key. Omit start."
@@ -251,9 +259,10 @@ def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | 
 def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> ModuleOutput:
     """The output for a single query per row. Rows that share their keys become queries of one batch entry."""
     attention, mask = keys.attention, keys.attention.mask
+    # a causal mask hides no key from a query at the last position or later
     plain = keys.is_plain and (mask is None or (mask.is_lower_triangular and start >= keys.length - 1))
     if attention.bias or not plain:
-        keys = keys.each  # positional biases need unshared rows
+        keys = keys.each  # queries of one batch entry would have different positions, which biases and masks read
     if attention.position is not None:
         attention.position.check(Spans(((start, start + 1),)))
         query = attention.position.encode_query(query, torch.arange(start, start + 1, device=query.device))
@@ -265,7 +274,11 @@ def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> 
 
 
 def _output_at(query: Tensor, keys: ProjectedKV, positions: Positions, plain: bool) -> Tensor:
-    """The output of the fused kernel if it supports the call, otherwise from all scores."""
+    """The output of queries whose positions are encoded, (B, H, I, E).
+
+    If the call is `plain`, a softmax over all keys that `keys.mask` leaves, the fused kernel runs if it supports the
+    score; else it is computed from all scores.
+    """
     attention = keys.attention if plain else _masked(keys.attention, keys)
     if not plain or not keys._prepared:  # later queries have the widths of the first
         attention.check(keys.sizes(query), positions, keys.key.shape[3])
@@ -279,7 +292,10 @@ def _output_at(query: Tensor, keys: ProjectedKV, positions: Positions, plain: bo
 
 
 def _map_when_asked(query: Tensor, keys: ProjectedKV, positions: Positions) -> Callable[[], AttentionMap]:
-    """Makes the map of a single query per row, in the grad mode of this call and from its tensors."""
+    """A function that makes the map of a single query per row, in the grad mode of this call and from its tensors.
+
+    It raises an error if one of them has changed since then.
+    """
     has_grad, tensors = torch.is_grad_enabled(), (query, keys.key, *keys.attention.parameters())
     versions = versions_of(tensors)
 
@@ -303,6 +319,10 @@ def _prepared(query: Tensor, keys: ProjectedKV, positions: Positions) -> tuple[P
 
 
 def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) -> Tensor:
+    """The output of the fused kernel, for a query and keys that the score has prepared; (B, H, I, E).
+
+    `decode` takes the mask of keys as flags, or computes the tensor that is added to scores if its kernel needs that.
+    """
     scale = attention.score.scale(query.shape[3])
     assert isinstance(scale, float | int), "has_products says so"
     real = None if keys.mask is None else keys.mask.real_keys
@@ -310,9 +330,9 @@ def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) 
 
 
 def _softmax(attention: Attention, prepared: Prepared, grid: Grid, keys: ProjectedKV) -> Tensor:
-    """The same as the dense engine, without the row statistic, which a single query does not need."""
-    s = scores(attention, prepared, grid, masked=False)
-    weights = torch.softmax(s if keys.added is None else s + keys.added, -1)
+    """The output as the dense engine computes it, without the row statistic: the map is made anew if it is read."""
+    tile = scores(attention, prepared, grid, masked=False)
+    weights = torch.softmax(tile if keys.added is None else tile + keys.added, -1)
     with without_autocast(weights.device):
         return grouped_values(weights, keys.value.to(weights.dtype)).to(keys.value.dtype)
 
@@ -323,6 +343,7 @@ def _numbers(x: Tensor) -> Tensor:
 
 
 def _masked(attention: Any, keys: ProjectedKV) -> Any:
+    """The attention, whose mask also hides the keys that the mask of `keys` hides."""
     return attention if keys.mask is None else attention.with_mask_too(keys.mask)
 
 

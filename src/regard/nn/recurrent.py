@@ -70,6 +70,7 @@ class RecurrentEncoder(nn.Module):
             return x.new_zeros(B, S, self.hidden_size), x.new_zeros(B, self.hidden_size)
         places, first = torch.arange(S, device=x.device), torch.arange(0, B * S, S, device=x.device)
         real = places < lengths[:, None]
+        # the tokens of each row in reverse order, with padding where it is; twice this order is the first one again
         reversed_places = (torch.where(real, lengths[:, None] - 1 - places, places) + first[:, None]).flatten()
         for number, ahead in enumerate(self.ahead):
             x = self.dropout(x) if number else x
@@ -78,10 +79,9 @@ class RecurrentEncoder(nn.Module):
                 backward = _full_precision(self.back[number], _gathered(x, reversed_places))[0]
                 states.append(_gathered(backward, reversed_places))
             x = torch.cat(states, -1)
-        final = [
-            states[0].flatten(0, 1).index_select(0, first + (lengths - 1).clamp_min(0)),
-            *(back[:, 0] for back in states[1:]),
-        ]
+        at_last = states[0].flatten(0, 1).index_select(0, first + (lengths - 1).clamp_min(0))
+        final = [at_last, *(backward[:, 0] for backward in states[1:])]
+        # a row of length 0 has the last state 0
         return x * real[..., None].to(x.dtype), torch.cat(final, -1) * real[:, :1].to(x.dtype)
 
 
@@ -135,6 +135,7 @@ class Cell(nn.Module):
         return _full_precision(self._lstm if self.kind == "lstm" else self._gru, projected, fed, *state)
 
     def _lstm(self, projected: Tensor, fed: Tensor | None, h: Tensor, c: Tensor) -> CellState:
+        """c' = f c + i g and h' = o tanh(c'), with the gates i, f, o and the candidate g."""
         if fed is None or self.fed is None:
             gates = torch.addmm(projected, h, self.recurrent.t())
         else:
@@ -144,6 +145,7 @@ class Cell(nn.Module):
         return o.sigmoid() * c.tanh(), c
 
     def _gru(self, projected: Tensor, fed: Tensor | None, h: Tensor) -> CellState:
+        """h' = (1 - z) n + z h, with the gates r and z and the candidate n = tanh(input + r (U h + bias))."""
         if fed is not None and self.fed is not None:
             projected = torch.addmm(projected, fed, self.fed.t())
         remembered = F.linear(h, self.recurrent)
@@ -163,14 +165,16 @@ class Cell(nn.Module):
         return _full_precision(self._whole, x, *state)
 
     def _whole(self, x: Tensor, *state: Tensor) -> Tensor:
+        """`whole` in the precision of its inputs, by the functions that `nn.LSTM` and `nn.GRU` call."""
         weights = [self.input.weight, self.recurrent, self.input.bias, self._recurrent_bias()]
         first = [part[None] for part in state]
+        # has_biases, num_layers, dropout, train, bidirectional, batch_first
         if self.kind == "lstm":
             return torch.lstm(x, first, weights, True, 1, 0.0, self.training, False, True)[0]
         return torch.gru(x, first[0], weights, True, 1, 0.0, self.training, False, True)[0]
 
     def _recurrent_bias(self) -> Tensor:
-        """The second bias that torch requires. Only the candidate of a GRU needs it."""
+        """The second bias that torch requires: zeros, but for the candidate of a GRU, where r multiplies it."""
         if self.candidate_bias is None:
             return self.recurrent.new_zeros(4 * self.hidden_size)
         return torch.cat((self.recurrent.new_zeros(2 * self.hidden_size), self.candidate_bias))

@@ -58,27 +58,34 @@ def scaled_dot_product_attention(
 
 
 def _four_axes(name: str, inputs: tuple[Tensor, ...], enable_gqa: bool) -> tuple[list[Tensor], torch.Size]:
-    """The tensors as (batch, heads, length, width), and the axes of the queries before the length."""
+    """The tensors as (batch, heads, length, width), and the axes of the queries before the length.
+
+    These axes broadcast, but for the number of heads with `enable_gqa`, which may be smaller for keys and values.
+    """
     for tensor in inputs:
         if not isinstance(tensor, Tensor) or tensor.ndim < 2:
             got = f"shape {tuple(tensor.shape)}" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise RegardError(f"{name}: query, key and value are tensors (..., length, width), got {got}.")
     if inputs[0].ndim == 4 and enable_gqa:
         return [*inputs], inputs[0].shape[:2]
+    num_last = 3 if enable_gqa and inputs[0].ndim > 2 else 2  # so many axes do not broadcast
     try:
-        lead = torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in inputs))
+        lead = torch.broadcast_shapes(*(tensor.shape[:-num_last] for tensor in inputs))
     except RuntimeError:
         shapes = ", ".join(str(tuple(tensor.shape)) for tensor in inputs)
-        remedy = " Fewer key heads than query heads need enable_gqa=True." if inputs[0].ndim == 4 else ""
+        remedy = " Fewer key heads than query heads need enable_gqa=True." if num_last == 2 < inputs[0].ndim else ""
         raise RegardError(f"{name}: the axes before the length do not broadcast: {shapes}.{remedy}") from None
-    heads = lead[-1:] if lead else torch.Size([1])
-    whole = [tensor.expand(*lead, *tensor.shape[-2:]) for tensor in inputs]
-    batch = math.prod(lead[:-1])
-    return [tensor.reshape(batch, *heads, *tensor.shape[-2:]) for tensor in whole], lead
+    whole = [tensor.expand(*lead, *tensor.shape[-num_last:]) for tensor in inputs]
+    batch = math.prod(whole[0].shape[:-3])
+    return [x.reshape(batch, *(x.shape[-3:-2] or (1,)), *x.shape[-2:]) for x in whole], whole[0].shape[:-2]
 
 
 def _mask(name: str, mask: Tensor, lead: torch.Size, sizes: tuple[int, ...]) -> Tensor:
-    """The mask as (batch or 1, heads or 1, queries or 1, keys or 1)."""
+    """The mask with four axes that broadcast to `sizes`, (batch, heads, queries, keys).
+
+    `lead` are the axes of the queries before the length. A mask of two axes, or of four in a call of four axes, keeps
+    its axes of size 1, so it is not copied.
+    """
     try:
         whole = mask.expand(*lead, *sizes[2:])
     except (RuntimeError, AttributeError):

@@ -68,6 +68,7 @@ class TransformerConfig:
         return Decoder(stack, self._embedding(vocab_size))
 
     def _attention(self, role: str) -> MultiHeadAttention:
+        """A module with the mechanism for "encoder", "decoder" or "cross"."""
         if self.embed_dim % self.num_heads:
             return MultiHeadAttention(self.embed_dim, self.num_heads)  # raises the error
         mechanism = self.attention
@@ -86,6 +87,7 @@ class TransformerConfig:
         return None if vocab_size is None else Embedding(vocab_size, self.embed_dim, self._position(), self.dropout)
 
     def _position(self) -> Encoding | None:
+        """The encoding that is added to the embeddings; None if positions act inside the attention or are not used."""
         if self.positions == "learned":
             return LearnedPositions(self.max_length, self.embed_dim)
         return Sinusoidal() if self.positions == "sinusoidal" else None
@@ -211,7 +213,10 @@ class Transformer(nn.Module):
 
 
 def _last_norm(residuals: list[Any]) -> nn.Module:
-    """The final norm of a stack of pre-norm layers; nothing for post-norm."""
+    """The final norm of a stack of pre-norm layers, or the identity for post-norm.
+
+    `residuals` has the last `Residual` of each layer. The norm has a bias if theirs has one.
+    """
     if not residuals or residuals[-1].place == "post":
         return nn.Identity()
     norm = residuals[-1].norm

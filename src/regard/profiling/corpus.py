@@ -115,6 +115,7 @@ def merge_results(
 
 
 def _engine(name: str, reader: TextReader, workers: int | None) -> Engine:
+    """What measures the documents: this process with the `reader`, or `workers` that load the model themselves."""
     if name == "local":
         return ThisProcess(reader)
     from regard.profiling.workers import RayWorkers

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, first_line
 from regard.base.whole_files import write_whole
 from regard.hf.text_reader import TextReader
 from regard.profiling.documents import Unreadable
@@ -20,7 +20,10 @@ FILE = "corpus.json"
 
 @dataclass(frozen=True, eq=False)
 class DocumentResult:
-    """The table of one document. Without a table, `reason` says why it could not be read; "" if it is empty."""
+    """The table of one document. Without a table, `reason` says why it could not be read; "" if it is empty.
+
+    `cut` is whether the document was longer than the model or `length` allows, so that only its beginning was read.
+    """
 
     table: HeadTable | None = None
     cut: bool = False
@@ -54,8 +57,7 @@ def measure_document(reader: TextReader, document: str, layers: list[int] | None
         profile, cut = reader.profile(document, layers, length)
         return DocumentResult(HeadTable.of(profile), cut, examples=examples_of(profile))
     except Exception as error:  # one document must not end a run over a million; the profile lists all of them
-        first_line = (str(error).strip().splitlines() or [""])[0][:200]
-        return DocumentResult(reason=f"{type(error).__name__}: {first_line}")
+        return DocumentResult(reason=f"{type(error).__name__}: {first_line(error)}")
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class CorpusProfile:
         """Plain data for `json.dumps`."""
         table = None if self.table is None else self.table.to_json()
         counts = {name: getattr(self, name) for name in ("done", "cut", "empty", "broken")}
-        found = None if self.examples is None else examples_to_json(self.examples)
-        return counts | {"key": asdict(self.key), "table": table, "examples": found}
+        examples = None if self.examples is None else examples_to_json(self.examples)
+        return counts | {"key": asdict(self.key), "table": table, "examples": examples}
 
     def with_document(self, result: DocumentResult) -> CorpusProfile:
         """A new profile with one more document, so that no interrupt leaves a document counted but not merged."""
@@ -114,8 +116,8 @@ class CorpusProfile:
         if result.table is None:
             return replace(self, done=done, empty=self.empty + 1)
         table = result.table if self.table is None else self.table.merge(result.table)
-        found = None if self.examples is None else merged_examples(self.examples, result.examples, done)
-        return replace(self, done=done, cut=self.cut + result.cut, table=table, examples=found)
+        examples = None if self.examples is None else merged_examples(self.examples, result.examples, done)
+        return replace(self, done=done, cut=self.cut + result.cut, table=table, examples=examples)
 
     def save(self, folder: Path | None) -> None:
         """Write the profile to a file of the folder, completely or not at all.
@@ -143,13 +145,14 @@ class CorpusProfile:
 
 
 def _loaded(path: Path) -> CorpusProfile:
+    """The profile that `save` wrote to this file."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
         table = None if data["table"] is None else HeadTable.from_json(data["table"])
         broken = [(int(number), str(reason)) for number, reason in data["broken"]]
         done, cut, empty = (int(data[name]) for name in ("done", "cut", "empty"))
-        found = None if data.get("examples") is None else read_examples(data["examples"])
-        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table, found)
+        examples = None if data.get("examples") is None else read_examples(data["examples"])  # an old run has none
+        return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table, examples)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RegardError(
             f"profile_corpus: {path} is no state of a corpus run ({error}). Give another folder (--save)."

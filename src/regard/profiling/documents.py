@@ -44,6 +44,7 @@ def open_corpus(source: str | Path | Iterable[str], field: str = "text") -> Docu
 
 
 def _given(texts: Iterable[str]) -> Callable[[], Iterator[str]]:
+    """A function that reads the given texts, as often as it is called."""
     texts = list(texts)
     wrong = next((text for text in texts if not isinstance(text, str)), None)
     if wrong is not None:
@@ -52,6 +53,7 @@ def _given(texts: Iterable[str]) -> Callable[[], Iterator[str]]:
 
 
 def _reader_of(path: Path, field: str) -> Callable[[], Iterator[str]]:
+    """A function that reads the documents of a file or a folder, by its kind."""
     if path.is_dir():
         return _datasets(path, field)
     if not path.is_file():
@@ -93,8 +95,9 @@ def _plain_lines(path: Path) -> Iterator[str]:
 
 
 def _json_lines(path: Path, field: str) -> Iterator[str]:
+    """The text in the field `field` of each record."""
     for number, record in json_records(path, OPERATION):
-        if record is None:
+        if record is None:  # an empty line
             continue
         text = record.get(field) if isinstance(record, dict) else None
         if not isinstance(text, str):
@@ -106,6 +109,7 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
 
 
 def _datasets(folder: Path, field: str) -> Callable[[], Iterator[str]]:
+    """A function that reads the column `field` of a folder of `datasets`; a missing text is an empty document."""
     data = saved_dataset(folder, OPERATION)
     if field not in data.column_names:
         raise RegardError(
@@ -116,6 +120,7 @@ def _datasets(folder: Path, field: str) -> Callable[[], Iterator[str]]:
 
 
 def _parquet(path: Path, field: str) -> Callable[[], Iterator[str]]:
+    """A function that reads the column `field` of a Parquet file; a missing text is an empty document."""
     try:
         from pyarrow import ArrowInvalid
         from pyarrow.parquet import ParquetFile

@@ -31,6 +31,7 @@ class HeadExample:
     def of(profile: ModelProfile, link: Link) -> HeadExample:
         """The example of a link."""
         ends = sorted((link.query, link.key))
+        # the places around each end; if they do not meet, "…" stands between them
         near = [range(max(0, end - TOKENS_AROUND), min(len(profile.tokens), end + TOKENS_AROUND + 1)) for end in ends]
         places = sorted({*near[0], *near[1]} - set(profile.special))
         tokens, left_out = [profile.tokens[place] for place in places], -1
@@ -38,9 +39,8 @@ class HeadExample:
             left_out = sum(place < near[0].stop for place in places)
             tokens.insert(left_out, ELLIPSIS)
             places.insert(left_out, -1)
-        return HeadExample(
-            float(f"{link.weight:.4g}"), tokens, places.index(link.query), places.index(link.key), left_out
-        )
+        weight = float(f"{link.weight:.4g}")  # few digits, as a profile is saved with many examples
+        return HeadExample(weight, tokens, places.index(link.query), places.index(link.key), left_out)
 
 
 #: The examples of each head of each layer, the strongest first.
@@ -56,23 +56,24 @@ def examples_of(profile: ModelProfile) -> Examples:
 
 
 def merged_examples(examples: Examples, others: Examples, document: int) -> Examples:
-    """The strongest of both; `others` are those of a document. Of equal weights the earlier document is first."""
-    return [
-        [
-            sorted([*mine, *(replace(one, document=document) for one in new)], key=lambda one: -one.weight)[
-                :MOST_EXAMPLES
-            ]
-            for mine, new in zip(heads, new_heads, strict=True)
-        ]
-        for heads, new_heads in zip(examples or [[[]] * len(heads) for heads in others], others, strict=True)
-    ]
+    """The strongest examples of each head of both. `others` are those of the document with this number.
+
+    Of equal weights the earlier document is first. `examples` is empty before the first document.
+    """
+
+    def strongest(own: list[HeadExample], new: list[HeadExample]) -> list[HeadExample]:
+        numbered = [replace(example, document=document) for example in new]
+        return sorted([*own, *numbered], key=lambda example: -example.weight)[:MOST_EXAMPLES]
+
+    layers = zip(examples or [[[]] * len(heads) for heads in others], others, strict=True)
+    return [[strongest(*lists) for lists in zip(heads, new_heads, strict=True)] for heads, new_heads in layers]
 
 
 def examples_to_json(examples: Examples) -> list[list[list[dict[str, Any]]]]:
     """Plain data for `json.dumps`."""
-    return [[[asdict(one) for one in head] for head in layer] for layer in examples]
+    return [[[asdict(example) for example in head] for head in layer] for layer in examples]
 
 
 def read_examples(data: list[list[list[dict[str, Any]]]]) -> Examples:
     """The examples that `examples_to_json` wrote."""
-    return [[[HeadExample(**one) for one in head] for head in layer] for layer in data]
+    return [[[HeadExample(**example) for example in head] for head in layer] for layer in data]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from regard.base.cluster import cluster, workers_that_fit
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, first_line
 from regard.hf.text_reader import TextReader
 from regard.profiling.corpus_profile import CorpusKey, DocumentResult, measure_document
 
@@ -69,7 +69,10 @@ class RayWorkers:
 
 
 class WorkerGroup:
-    """Workers that take batches as they become free; `start` starts a worker."""
+    """Workers that take batches as they become free. `start` starts a worker; `ray` is the module.
+
+    `death_errors` are raised by a call of a worker whose process ended.
+    """
 
     def __init__(self, ray: Any, start: Callable[[], Any]) -> None:
         self.ray, self._start = ray, start
@@ -78,8 +81,8 @@ class WorkerGroup:
     def in_order(self, documents: Iterable[str], count: int) -> Iterator[DocumentResult]:
         """The result of every document, in order, from `count` workers."""
         idle, batches = self.start_workers(count), enumerate(batches_of(documents))
-        running: dict[Any, tuple[int, list[str], Any]] = {}
-        finished: dict[int, list[DocumentResult]] = {}
+        running: dict[Any, tuple[int, list[str], Any]] = {}  # future -> number of the batch, its documents, its worker
+        finished: dict[int, list[DocumentResult]] = {}  # results of batches behind one that still runs
         next_batch = 0
         while True:
             while idle and len(running) + len(finished) < AHEAD * count and (numbered := next(batches, None)):
@@ -111,7 +114,7 @@ class WorkerGroup:
                 (data,) = self.ray.get(worker.measure.options(max_task_retries=0).remote([document]))
                 results.append(DocumentResult.from_json(data))
             except self.death_errors as error:
-                reason = f"a worker ended {RETRIES + 2} times over it. {_first_line(error)}"
+                reason = f"a worker ended {RETRIES + 2} times over it. {first_line(error) or type(error).__name__}"
                 results.append(DocumentResult(reason=reason))
                 self.ray.kill(worker)
                 (worker,) = self.start_workers(1)
@@ -131,11 +134,8 @@ def batches_of(documents: Iterable[str]) -> Iterator[list[str]]:
         yield batch
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
 def _lost(error: Exception) -> RegardError:
+    """The error for workers that ended before they could measure a document."""
     reason = " ".join(str(error).split())[:300]
     return RegardError(
         f"{OPERATION}: a worker could not start, or ended before it had the model. It needs the model under the same "

@@ -20,7 +20,7 @@ from regard.stats.roles import Measured, RoleTable, roles_of_kind
 # Dynamic time warping of an attention map: the monotone path with the largest weight, and the times of tokens in audio.
 
 
-#: The steps of a path to a cell: from the cell before both, from the query before, from the key before.
+#: The step of a path to the cell (i, j): from (i - 1, j - 1), from (i - 1, j), or from (i, j - 1).
 BOTH, QUERY, KEY = 0, 1, 2
 
 
@@ -42,7 +42,8 @@ def warping_path(gains: Tensor) -> TimeAlignment:
     """The monotone path of largest sum through `gains` (I, J), from the first cell to the last.
 
     A path steps to the next query, to the next key, or to both: dynamic time warping (Sakoe & Chiba 1978) with the
-    costs -gains. Equal steps are resolved as Whisper does: the next key first, then the next query.
+    costs -gains. If steps to a cell are equally good, the path takes that from the key before, else that from the
+    query before, as in Whisper.
 
     >>> import torch
     >>> from regard.stats import warping_path
@@ -57,8 +58,9 @@ def warping_path(gains: Tensor) -> TimeAlignment:
         )
     _, steps = _warp(gains[None].double().cpu())
     query, key = (size - 1 for size in gains.shape)
-    cells = [(query, key)]
+    cells = [(query, key)]  # from the last cell back to the first
     while query or key:
+        # in the first row and the first column there is one way back
         step = KEY if not query else QUERY if not key else int(steps[query + key, 0, query])
         query, key = query - (step != KEY), key - (step != QUERY)
         cells.append((query, key))
@@ -71,22 +73,24 @@ def path_sums(gains: Tensor) -> Tensor:
 
 
 def _warp(gains: Tensor) -> tuple[Tensor, Tensor]:
-    """Largest sums (N,), and the step to each cell (I + J - 1, N, I) by i + j and i.
+    """The largest sums (N,) of paths through `gains` (N, I, J), and the step to cell (i, j) at `steps[i + j, n, i]`.
 
-    All cells with the same i + j depend on the two diagonals before only, so each diagonal is one operation.
+    Cells with the same i + j form a diagonal. They depend on the two diagonals before only, so each diagonal is one
+    operation. The sums of a diagonal have the index i + 1: index 0 stays -inf, for steps from before the first query.
     """
     N, I, J = gains.shape
-    least = gains.new_full((N, I + 1), -torch.inf)  # the best sums of a diagonal, by i + 1
-    before, last = least.clone(), least.clone()
+    no_sums = gains.new_full((N, I + 1), -torch.inf)
+    second_last, last = no_sums.clone(), no_sums.clone()
     steps = torch.zeros(I + J - 1, N, I, dtype=torch.int8, device=gains.device)
     for diagonal in range(I + J - 1):
-        low, high = max(0, diagonal - J + 1), min(diagonal, I - 1) + 1
+        low, high = max(0, diagonal - J + 1), min(diagonal, I - 1) + 1  # the queries of its cells
         i = torch.arange(low, high, device=gains.device)
-        both, query, key = before[:, low:high], last[:, low:high], last[:, low + 1 : high + 1]
+        both, query, key = second_last[:, low:high], last[:, low:high], last[:, low + 1 : high + 1]
         step = torch.where((both > query) & (both > key), BOTH, torch.where((query > both) & (query > key), QUERY, KEY))
         steps[diagonal, :, low:high] = step
+        # a path begins in the first cell, which no step leads to
         best = torch.maximum(both, torch.maximum(query, key)) if diagonal else torch.zeros_like(both)
-        before, last = last, least.clone()
+        second_last, last = last, no_sums.clone()
         last[:, low + 1 : high + 1] = best + gains[:, i, diagonal - i]
     return last[:, I], steps
 
@@ -111,9 +115,10 @@ def token_times(
 
     `heads` are (layer, head): `model.generation_config.alignment_heads` of a Whisper, or the heads that
     `alignment_roles` finds. `seconds` is the length of one key, and `num_keys` the number of keys before the sound
-    ends. `first` is the first query that counts. The step that predicts a token attends to its beginning, so this is
-    the last token of the prompt, as in OpenAI's Whisper. transformers begins one step later, at the first token of the
-    text; its times are those of the ends. If all tokens give a key the same weight, its z is 0.
+    ends. `first` is the first query that counts. The step that predicts a token attends to the beginning of this token,
+    so `first` is the last token of the prompt, as in OpenAI's Whisper. transformers counts from the next query, the
+    first token of the text, so its times are the ends of the tokens. If all tokens give a key the same weight, its z
+    is 0.
 
     >>> import torch, regard as rg
     >>> keys = torch.tensor([1.0, 4.0, 5.0])                 # three tokens that attend around the keys 1, 4 and 5
@@ -133,12 +138,12 @@ def token_times(
     rows = [one_text("token_times", one, batch).tile(rows=slice(first, None))[0, 0] for one in chosen]
     weights = torch.stack(rows).double()[..., :num_keys]
     path = warping_path(median_filter(_standardized(weights), filter_width).mean(0))
-    begins = torch.cat([path.queries.new_ones(1), path.queries.diff()]).bool()
+    begins = torch.cat([path.queries.new_ones(1), path.queries.diff()]).bool()  # the first cell of each query
     return path.keys[begins].double() * seconds
 
 
 def _head(maps: Mapping[int, AttentionMap], layer: int, head: int) -> AttentionMap:
-    """The map of one head."""
+    """The map of one head of a layer, (B, 1, I, J); `maps` are by number of the layer."""
     if layer not in maps or not 0 <= head < maps[layer].shape[1]:
         known = ", ".join(f"layer {number}: heads 0 to {one.shape[1] - 1}" for number, one in list(maps.items())[:3])
         raise RegardError(f"token_times: there is no head {head} in a layer {layer}. The maps have {known}.")
@@ -146,6 +151,7 @@ def _head(maps: Mapping[int, AttentionMap], layer: int, head: int) -> AttentionM
 
 
 def _check_sizes(chosen: Sequence[AttentionMap], num_keys: int | None, first: int) -> None:
+    """Refuse maps of different sizes, and maps that have no query from `first` on, or fewer than `num_keys` keys."""
     sizes = {one.shape[2:] for one in chosen}
     if len(sizes) > 1:
         raise RegardError(
@@ -252,7 +258,7 @@ def _sizes(
     gold: Sequence[Links] | None,
     first: int,
 ) -> list[tuple[int, int]]:
-    """(target tokens, source tokens) of each sentence, after checks."""
+    """(target tokens, source tokens) of each sentence: `lengths`, or those of whole maps; errors if they do not fit."""
     shapes = {(weights.shape[0], *weights.shape[2:]) for weights in maps.values()}
     if len(shapes) != 1:
         raise RegardError(
@@ -268,16 +274,15 @@ def _sizes(
             f"first={first} leaves {max(0, queries - first)} queries. lengths are (target tokens, source tokens) of "
             "each sentence, at least 1 of each."
         )
-    for sentence, links in enumerate(gold or ()):
-        targets, sources = given[min(sentence, sentences - 1)]
+    if gold is not None and len(gold) != sentences:
+        raise RegardError(f"alignment_roles: {len(gold)} sets of gold links for {sentences} sentences. Give one each.")
+    for sentence, (links, (targets, sources)) in enumerate(zip(gold or (), given, strict=False)):
         outside = [link for link in links if not (0 <= link[0] < sources and 0 <= link[1] < targets)]
         if outside:
             raise RegardError(
                 f"alignment_roles: the gold link {outside[0]} of sentence {sentence} is outside its {sources} source "
                 f"and {targets} target tokens. Links are (source token, target token), counted from 0."
             )
-    if gold is not None and len(gold) != sentences:
-        raise RegardError(f"alignment_roles: {len(gold)} sets of gold links for {sentences} sentences. Give one each.")
     return given
 
 
@@ -288,23 +293,27 @@ def _sentence(weights: AttentionMap, sentence: int, first: int, targets: int, so
 
 
 def _monotonic(texts: Sequence[Tensor]) -> tuple[Measured, Measured]:
-    num_rows = torch.tensor([text.shape[1] for text in texts])
-    order = torch.Generator().manual_seed(0)
+    """The score and the null of "monotonic", from the weights of each sentence, (H, targets, sources)."""
+    num_queries = torch.tensor([text.shape[1] for text in texts]).sum()
+    draw = torch.Generator().manual_seed(0)
+    # sums over the queries of a sentence, so that dividing by all queries weights sentences by their length
     scores = torch.stack([path_sums(text) for text in texts])
-    nulls = torch.stack([_shuffled_sums(text, order) for text in texts])
-    chances = torch.tensor([(t.shape[1] + t.shape[2] - 1) / t.shape[2] for t in texts], dtype=torch.float64)
-    total, heads = num_rows.sum(), len(texts[0])
-    counts = total.expand(heads)
-    score = Measured(scores.sum(0).cpu() / total, (chances.sum() / total).clamp_max(1.0).expand(heads), counts)
-    return score, Measured(nulls.sum(0).cpu() / total, score.chance, counts)
+    nulls = torch.stack([_shuffled_sums(text, draw) for text in texts])
+    chances = torch.tensor([(I + J - 1) / J for _, I, J in (text.shape for text in texts)], dtype=torch.float64)
+    counts = num_queries.expand(len(texts[0]))
+    by_chance = (chances.sum() / num_queries).expand(len(texts[0]))
+    score, null = (sums.sum(0).cpu() / num_queries for sums in (scores, nulls))
+    return Measured(score, by_chance, counts), Measured(null, by_chance, counts)
 
 
-def _shuffled_sums(text: Tensor, order: torch.Generator) -> Tensor:
-    orders = [torch.randperm(text.shape[1], generator=order) for _ in range(ORDERS)]
+def _shuffled_sums(text: Tensor, draw: torch.Generator) -> Tensor:
+    """The mean of the path sums (H,) over random orders of the queries of `text` (H, I, J)."""
+    orders = [torch.randperm(text.shape[1], generator=draw) for _ in range(ORDERS)]
     return torch.stack([path_sums(text[:, rows]) for rows in orders]).mean(0)
 
 
 def _aligned(texts: Sequence[Tensor], gold: Sequence[Links]) -> tuple[Measured, Measured]:
+    """The score and the null of "alignment", from the weights of each sentence, (H, targets, sources)."""
     on_gold, on_others, shares = [], [], []
     for text, links in zip(texts, gold, strict=True):
         is_gold = text.new_zeros(text.shape[1:])
@@ -312,7 +321,7 @@ def _aligned(texts: Sequence[Tensor], gold: Sequence[Links]) -> tuple[Measured, 
             source, target = torch.tensor(sorted(links)).unbind(1)
             is_gold[target, source] = 1.0
         linked = is_gold.sum(-1) > 0
-        mass = text[:, linked] @ is_gold[linked].T  # (H, row, row whose links are asked)
+        mass = text[:, linked] @ is_gold[linked].T  # [h, t, u]: the weight of target token t on the links of u
         own, count = mass.diagonal(dim1=1, dim2=2), mass.shape[1]
         on_gold.append(own)
         on_others.append((mass.sum(-1) - own) / max(1, count - 1))

@@ -18,7 +18,7 @@ from regard.stats.roles import Role
 
 
 def beyond_cache(sinks: int, window: int) -> MassWhere:
-    """The weight of every query on keys outside of the first `sinks` and the last `window` positions; (B, H, I)."""
+    """The reduction to the weight of every query outside of the first `sinks` and the last `window` keys; (B, H, I)."""
     return MassWhere(mask.causal() & ~mask.window(window) & ~mask.prefix(sinks))
 
 
@@ -26,7 +26,8 @@ def beyond_cache(sinks: int, window: int) -> MassWhere:
 class LayerSplit:
     """The heads of one layer: `beyond` (H,) is the mean weight beyond sinks and window; `group` heads share a key head.
 
-    `needs_all` (key heads,) says which key heads keep all keys: those with a query head of at least `least` beyond.
+    `needs_all` (key heads,) says which key heads keep all keys: those with a query head of at least `least` beyond, or
+    those that `given` (key heads,) names, for example for `KeyHeadSplit.keeping`.
 
     >>> import torch
     >>> from regard.types import LayerSplit
@@ -42,6 +43,7 @@ class LayerSplit:
 
     @property
     def needs_all(self) -> Tensor:
+        """Which key heads keep all keys; (key heads,)."""
         if self.given is not None:
             return self.given
         return (self.beyond >= self.least).unflatten(0, (-1, self.group)).any(-1)
@@ -83,26 +85,27 @@ class KeyHeadSplit:
 
     def share(self, length: int) -> float:
         """The cache of a text of this length, as a share of the whole cache."""
-        kept = min(1.0, (self.sinks + self.window) / length)
-        return (
-            self.num_full_heads + (self.num_key_value_heads - self.num_full_heads) * kept
-        ) / self.num_key_value_heads
+        return self._cached_tokens(length) / (self.num_key_value_heads * length)
 
     def bytes(self, length: int, width: int, item_bytes: int = 2) -> int:
         """The bytes of the cache: keys and values of `width` channels a key head, `item_bytes` a number."""
+        return 2 * self._cached_tokens(length) * width * item_bytes
+
+    def _cached_tokens(self, length: int) -> int:
+        """The number of tokens in the cache of a text of this length, summed over key heads."""
         kept = min(length, self.sinks + self.window)
-        tokens = self.num_full_heads * length + (self.num_key_value_heads - self.num_full_heads) * kept
-        return 2 * tokens * width * item_bytes
+        return self.num_full_heads * length + (self.num_key_value_heads - self.num_full_heads) * kept
 
     def keeping(self, heads: Sequence[Role | tuple[int, int]]) -> KeyHeadSplit:
-        """The split in which these heads, roles or (layer, head), keep all keys, and all others stream.
+        """The split in which the key heads of these query heads keep all keys, and all other key heads stream.
 
+        Heads are roles or pairs (layer, head):
         `split.keeping([role for role in reader.needles().roles if role.score >= 0.02])` keeps the retrieval heads.
         """
-        numbers = [(one.layer, one.head) if isinstance(one, Role) else (int(one[0]), int(one[1])) for one in heads]
+        pairs = [(one.layer, one.head) if isinstance(one, Role) else (int(one[0]), int(one[1])) for one in heads]
         by_number = {layer.number: layer for layer in self.layers.values()}
         chosen = {number: torch.zeros(len(layer.needs_all), dtype=torch.bool) for number, layer in by_number.items()}
-        for number, head in numbers:
+        for number, head in pairs:
             if number not in by_number or not 0 <= head < len(by_number[number].beyond):
                 raise RegardError(
                     f"KeyHeadSplit.keeping: there is no head {head_name(number, head)}; the split has the layers "
@@ -123,6 +126,7 @@ class KeyHeadSplit:
         return self._with(torch.zeros(self.num_key_value_heads, dtype=torch.bool))
 
     def _with(self, chosen: Tensor) -> KeyHeadSplit:
+        """The split in which the `chosen` key heads keep all keys: booleans (key heads,) for all layers in a row."""
         parts = chosen.split([len(layer.needs_all) for layer in self.layers.values()])
         layers = zip(self.layers.items(), parts, strict=True)
         return replace(self, layers={name: replace(layer, given=part) for (name, layer), part in layers})
@@ -135,9 +139,8 @@ class KeyHeadSplit:
         return (
             f"{far} of {len(beyond)} heads put at least {100 * self.least:.0f} % of their weight beyond the first "
             f"{self.sinks} and the last {self.window} tokens. If {self.num_full_heads} of {self.num_key_value_heads} "
-            "key "
-            f"heads keep all keys, and the others {self.sinks} + {self.window}, the cache of {length:,} tokens takes "
-            f"{100 * self.share(length):.0f} %."
+            f"key heads keep all keys, and the others {self.sinks} + {self.window}, the cache of {length:,} tokens "
+            f"takes {100 * self.share(length):.0f} %."
         )
 
 
@@ -189,6 +192,7 @@ def cache_split(
 
 
 def _check(name: str, weights: AttentionMap, kept: int, group: int) -> None:
+    """An error if a map has no cache to split. `kept` is sinks + window; `group` query heads share a key head."""
     _, H, I, J = weights.shape
     if I != J or not mask.sees_no_later_key(weights.attention.mask):
         raise RegardError(

@@ -147,6 +147,7 @@ class CompositionScores:
         return "\n".join(lines if len(lines) > 1 else [*lines, "No pair is above chance."])
 
     def _index(self, head: Role | HeadNumber) -> int:
+        """The row and column of a head in `scores`."""
         number = (head.layer, head.head) if isinstance(head, Role) else (int(head[0]), int(head[1]))
         if number not in self.heads:
             first, last = self.heads[0], self.heads[-1]
@@ -157,6 +158,7 @@ class CompositionScores:
         return self.heads.index(number)
 
     def _pair(self, writer: int, reader: int) -> HeadPair:
+        """The pair at this row and column of `scores`. Without rotations the null is the expected score."""
         null = float(self.nulls.max()) if len(self.nulls) else self.expected
         score = float(self.scores[writer, reader])
         return HeadPair(self.kind, self.heads[writer], self.heads[reader], score, self.expected, null)
@@ -198,6 +200,7 @@ def head_composition(layers: Sequence[HeadMatrices], kind: str = "K", *, rotatio
 
 
 def _check(layers: Sequence[HeadMatrices], kind: str) -> None:
+    """Refuse an unknown kind, and layers that are not two or more of one width, in ascending order."""
     if kind not in COMPOSITIONS:
         raise RegardError(f"composition: there is no kind {kind!r}. {nearest(kind, COMPOSITIONS)}")
     widths = {layer.query.shape[1] for layer in layers}
@@ -213,8 +216,8 @@ def _check(layers: Sequence[HeadMatrices], kind: str) -> None:
 class _Factors:
     """The heads of all layers as writers (N, E, C) and readers (C, N, D), such that a score is the norm of a product.
 
-    The factor that stands outside a product is replaced by R of its QR decomposition, since |V X| = |R X|. Every head
-    has the norm 1.
+    The factor that stands outside a product is replaced by R of its QR decomposition, since |V X| = |R X|. The matrix
+    of every head is divided by its norm. `sizes` are the numbers of heads of the layers.
     """
 
     writers: Tensor
@@ -223,6 +226,10 @@ class _Factors:
 
     @staticmethod
     def of(layers: Sequence[HeadMatrices], kind: str) -> _Factors:
+        """The factors of |A B| / (|A| |B|) in `head_composition`, with A of every head as writer, and B as reader.
+
+        A = value output, so a writer is R_value output. B = read rest^T, so a reader is read R_rest^T.
+        """
         writers, readers = [], []
         for layer in layers:
             query, key, value, output = (w.detach() for w in (layer.query, layer.key, layer.value, layer.output))
@@ -237,7 +244,7 @@ class _Factors:
         scores = self.writers.new_full((num_heads, num_heads), torch.nan)
         writers = self.writers if rotation is None else self.writers @ rotation.to(self.writers)
         start = 0
-        for size in self.sizes[:-1]:
+        for size in self.sizes[:-1]:  # the heads start:stop of one layer write, and all heads of later layers read
             stop = start + size
             product = writers[start:stop].reshape(-1, C) @ self.readers[:, stop:].flatten(1)
             squares = product.square_().view(size, E, num_heads - stop, -1).sum((1, 3))
@@ -247,7 +254,10 @@ class _Factors:
 
 
 def _collapsed(outside: Tensor, inside: Tensor) -> Tensor:
-    """inside R^T, where R is that of the QR decomposition of `outside`, divided by its norm; (H, C, D)."""
+    """inside R^T divided by its norm, for every head, where R is that of the QR decomposition of `outside`.
+
+    The arguments are (H, C, D), and so is the result if C is at least D. A head of zeros stays zero.
+    """
     collapsed = inside.double() @ torch.linalg.qr(outside.double()).R.mT
     norm = collapsed.flatten(1).norm(dim=1)[:, None, None]
     dtype = torch.float64 if inside.dtype == torch.float64 else torch.float32
@@ -347,9 +357,8 @@ def value_weighted(map: AttentionMap, value: Tensor, projection: Tensor | None =
             f"got {tuple(projection.shape)}."
         )
     if torch.is_grad_enabled() and (value.requires_grad or projection.requires_grad):
-        return ValueWeightedMap(
-            map, (values @ at_least_float32(projection)).norm(dim=-1)
-        )  # a triangle has no derivative
+        # torch.linalg.qr(mode="r") has no derivative
+        return ValueWeightedMap(map, (values @ at_least_float32(projection)).norm(dim=-1))
     # ||v W|| = ||v R'||, where W' = Q R: a triangle of (E, E) numbers per head instead of C numbers per key
     triangle = torch.linalg.qr(at_least_float32(projection.detach()).mT, mode="r").R
     return ValueWeightedMap(map, (values.to(triangle.dtype) @ triangle.mT).norm(dim=-1))

@@ -52,9 +52,8 @@ def head_divergence(
             "head_divergence: heads are compared row by row. Give at least one map, and maps with the same numbers of "
             f"queries and keys; got {[tuple(layer.shape) for layer in layers]}."
         )
-    chosen = (
-        sample_rows(layers[0].shape[2]) if rows is None else indices("head_divergence", "row", rows, layers[0].shape[2])
-    )
+    num_queries = layers[0].shape[2]
+    chosen = sample_rows(num_queries) if rows is None else indices("head_divergence", "row", rows, num_queries)
     if not len(chosen):
         raise RegardError("head_divergence: there are no rows. Give at least one query.")
     layers = [layer if layer.has_shares else layer.shares() for layer in layers]
@@ -63,6 +62,7 @@ def head_divergence(
         weights = torch.cat([layer.tile(batch=batch, rows=part)[0].float().cpu() for layer in layers])
         total = total + torch.stack([_divergences(head_rows, weights) for head_rows in weights])
     result = (total / len(chosen)).clamp_min(0.0)
+    # rounding leaves small differences between (a, b) and (b, a), and a little on the diagonal
     return ((result + result.T) / 2).fill_diagonal_(0.0)
 
 
@@ -71,8 +71,9 @@ def _divergences(head_rows: Tensor, weights: Tensor) -> Tensor:
     return (_entropy((head_rows + weights) / 2) - _entropy(head_rows) / 2 - _entropy(weights) / 2).sum(-1)
 
 
-def _entropy(p: Tensor) -> Tensor:
-    return -torch.xlogy(p, p).sum(-1)
+def _entropy(weights: Tensor) -> Tensor:
+    """The entropy of rows (..., J) in nats; (...)."""
+    return -torch.xlogy(weights, weights).sum(-1)
 
 
 @checked
@@ -89,7 +90,7 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
     groups: list[tuple[int, ...]] = [(head,) for head in range(len(_square("head_groups", distance)))]
     between = distance.double().clone().fill_diagonal_(torch.inf)
     while len(groups) > 1 and float(between.min()) <= threshold:
-        a, b = sorted(divmod(int(between.argmin()), len(groups)))
+        a, b = sorted(divmod(int(between.argmin()), len(groups)))  # the two nearest groups; a stays, b is deleted
         sizes = len(groups[a]), len(groups[b])
         joined = (sizes[0] * between[a] + sizes[1] * between[b]) / sum(sizes)
         between[a] = between[:, a] = joined
@@ -105,19 +106,20 @@ def head_groups(distance: Tensor, threshold: float) -> list[tuple[int, ...]]:
 def head_map(distance: Tensor, dimensions: Size = 2) -> Tensor:
     """Place heads so that their Euclidean distances approximate `distance`: classical scaling; (N, dimensions).
 
-    With C = I - 1/n, -1/2 C D^2 C = V diag(l) V', and the coordinates are V sqrt(l) of the largest eigenvalues
-    (Torgerson 1952). The entry of largest magnitude on each axis is positive. Give a metric:
-    `head_divergence(maps).sqrt()`.
+    With D^2 the squares of the distances and C = I - 1/N, which subtracts the mean, -1/2 C D^2 C = V diag(l) V', and
+    the coordinates are V sqrt(l) of the largest eigenvalues (Torgerson 1952). An eigenvector may have either sign: the
+    entry of largest magnitude on each axis is positive. Of N heads at most N axes are used, and the others are 0. Give
+    a metric: `head_divergence(maps).sqrt()`.
 
     >>> coordinates = head_map(torch.tensor([[0.0, 3.0, 4.0], [3.0, 0.0, 5.0], [4.0, 5.0, 0.0]]))
     >>> torch.cdist(coordinates, coordinates)[1, 2].round(decimals=4)
     tensor(5., dtype=torch.float64)
     """
     squared = _square("head_map", distance).double().square()
-    n = len(squared)
     inner = -0.5 * (squared - squared.mean(0) - squared.mean(1, keepdim=True) + squared.mean())
     values, vectors = torch.linalg.eigh((inner + inner.T) / 2)
-    kept = min(dimensions, n)
+    kept = min(dimensions, len(squared))
+    # eigh sorts eigenvalues in ascending order; some are negative if no points have exactly these distances
     coordinates = vectors.flip(-1)[:, :kept] * values.flip(-1)[:kept].clamp_min(0.0).sqrt()
     largest = coordinates.gather(0, coordinates.abs().argmax(0, keepdim=True))
     coordinates = coordinates * torch.where(largest < 0, -1.0, 1.0)
@@ -125,6 +127,7 @@ def head_map(distance: Tensor, dimensions: Size = 2) -> Tensor:
 
 
 def _square(name: str, distance: Tensor) -> Tensor:
+    """`distance`; an error that names the function `name` if it is not (N, N) with N at least 1."""
     if distance.ndim != 2 or distance.shape[0] != distance.shape[1] or not len(distance):
         raise RegardError(
             f"{name}: distances are a square (N, N), one row for each head, got {tuple(distance.shape)}. "

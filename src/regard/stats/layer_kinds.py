@@ -35,14 +35,13 @@ class LayerKind:
     @property
     def sentence(self) -> str:
         """The kind in one sentence."""
-        name = {ATTENTION: "Attention"}.get(self.kind, self.kind.capitalize())
         weight = "weight" if self.negative is None else "|weight|"
         parts = [f"{100 * share:.0f} % of {weight} on {TARGETS[target]}" for target, share in self.shares.items()]
-        parts = [parts[0], *(part.replace(f" of {weight}", "") for part in parts[1:])] if parts else []
+        parts[1:] = [part.replace(f" of {weight}", "") for part in parts[1:]]  # the first part has said it
         parts += [f"mean distance {self.reach:.1f} tokens", f"effectively {self.effective:.1f} tokens"]
         if self.negative is not None:
             parts.append(f"{100 * self.negative:.0f} % of |weight| is negative")
-        return f"{name} ({_layers(self.numbers)}): {', '.join(parts)}."
+        return f"{self.kind.capitalize()} ({_layers(self.numbers)}): {', '.join(parts)}."
 
 
 def layer_kinds(profile: ModelProfile) -> list[LayerKind]:
@@ -62,6 +61,7 @@ def layer_kinds(profile: ModelProfile) -> list[LayerKind]:
 
 
 def _kind(kind: str, layers: Sequence[LayerProfile]) -> LayerKind:
+    """The means over all heads of these layers, which are of one kind."""
     shares = {name: _mean(layers, name) for name in TARGETS if name in layers[0].values}
     negatives = [layer.negative for layer in layers if layer.negative is not None]
     negative = sum(negatives) / len(negatives) if negatives else None
@@ -70,11 +70,16 @@ def _kind(kind: str, layers: Sequence[LayerProfile]) -> LayerKind:
 
 
 def _mean(layers: Sequence[LayerProfile], name: str) -> float:
+    """The mean of one statistic over the heads of all layers; heads for which it is NaN are left out."""
     return float(torch.cat([layer.values[name].float() for layer in layers]).nanmean())
 
 
 def kind_lines(profile: ModelProfile) -> Iterator[str]:
-    """A sentence for each kind, if the model has other layers than attention, and what the numbers are."""
+    """Sentences about the layers of a model, for the lines below its statistics.
+
+    If some layers are not attention, there is one for each kind. Others say which layers are means over channels, and
+    which layers have signed weights, so that their numbers are shares of |weight|.
+    """
     kinds, layers = layer_kinds(profile), profile.layers
     if any(kind.kind != ATTENTION for kind in kinds):
         yield from (kind.sentence for kind in kinds)
@@ -105,9 +110,10 @@ def layer_note(layer: LayerProfile) -> str:
 
 
 def _mean_of(averaged: tuple[int, int]) -> str:
-    """`the mean of 128 of its 1,536 channels`."""
-    some, every = averaged
-    return f"the mean of {f'{some} of ' if some < every else ''}its {every:,} channels"
+    """`the mean of 128 of its 1,536 channels`, for `averaged` = (128, 1536)."""
+    num_averaged, num_channels = averaged
+    some = f"{num_averaged} of " if num_averaged < num_channels else ""
+    return f"the mean of {some}its {num_channels:,} channels"
 
 
 def _numbering(layers: Sequence[LayerProfile]) -> Iterator[str]:
@@ -118,12 +124,12 @@ def _numbering(layers: Sequence[LayerProfile]) -> Iterator[str]:
 
 
 def _layers(numbers: Sequence[int]) -> str:
-    """`layers 0 to 2, 4`, with consecutive numbers as one range.
+    """`layers 0 to 2, 4`, with three or more consecutive numbers as one range; the numbers ascend.
 
     >>> _layers([0, 1, 2, 4]), _layers([3])
     ('layers 0 to 2, 4', 'layer 3')
     """
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # [first, last] of each range
     for number in numbers:
         if runs and runs[-1][1] == number - 1:
             runs[-1][1] = number

@@ -10,8 +10,9 @@ from typing import Any
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 
+#: A part of a module path that is a number: 3 in "layer.3.attention", but not 1 in "attn1".
 NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
-#: Names of lists of layers.
+#: Names of lists of layers; GPT-2 calls its list "h".
 COUNTED = re.compile(r"(layer|block|stage)s?$|^h$")
 
 
@@ -25,7 +26,7 @@ def head_name(layer: int, head: int) -> str:
 
 
 class LayerPath(str):
-    """A module path with the number of its layer among all attention modules of its model."""
+    """A module path that knows the number of its layer, which `layer_paths` reads; None if its path has no number."""
 
     number: int | None
 
@@ -34,26 +35,27 @@ class LayerPath(str):
 def layer_number(name: str) -> int | None:
     """The number of the layer in a module path: "encoder.layer.3.attention.self" -> 3.
 
-    It is the number that counts layers, not the place in a wrapper or in a layer: "0.model.layer.3.attention" -> 3.
-    `layer_numbers` reads it from the paths of all layers, which decide where one path alone does not.
+    It is the first number after a list of layers, else the first after any name, else the first of all:
+    "0.model.layer.3.attention" -> 3. So it is not the place in a wrapper or within a layer. `layer_numbers` compares
+    the paths of all layers, which decide where one path alone does not.
 
     >>> layer_number("encoder.layer.3.attention.self"), layer_number("cross_attention")
     (3, None)
     """
     if isinstance(name, LayerPath):
         return name.number
-    parts = name.split(".")
-    found = [(before, int(part)) for before, part in pairwise(["", *parts]) if part.isdigit()]
-    counting = [number for before, number in found if COUNTED.search(before)]
-    named = [number for before, number in found if before and not before.isdigit()]
-    return next(iter([*counting, *named, *(number for _, number in found)]), None)
+    found = [(before, int(part)) for before, part in pairwise(["", *name.split(".")]) if part.isdigit()]
+    after_list = [number for before, number in found if COUNTED.search(before)]
+    after_name = [number for before, number in found if before and not before.isdigit()]
+    return next(iter([*after_list, *after_name, *(number for _, number in found)]), None)
 
 
 def layer_paths(names: Iterable[str]) -> dict[str, LayerPath]:
     """The paths of all attention modules of a model, each with the number of its layer.
 
     Modules whose paths differ in numbers only are siblings. The number that differs between siblings counts layers. If
-    several numbers differ (blocks within stages), siblings are counted 0, 1, 2, ... in their order.
+    several numbers differ (blocks within stages), siblings are counted 0, 1, 2, ... in their order. A path without
+    siblings is read alone (`layer_number`).
 
     >>> [path.number for path in layer_paths(["0.bert.layer.0.attention", "0.bert.layer.1.attention"]).values()]
     [0, 1]
@@ -88,6 +90,7 @@ def layer_numbers(names: Iterable[str] | Mapping[str, Any], given: Sequence[int]
     [0, 1]
     """
     names = list(names)
+    # a LayerPath keeps its number, which was read among all modules of its model; `names` may be some of them
     read = layer_paths(name for name in names if not isinstance(name, LayerPath))
     in_paths = [layer_number(read.get(name, name)) for name in names]
     if given is not None:

@@ -50,6 +50,7 @@ class PatchGrid:
             )
 
     def __len__(self) -> int:
+        """The number of patches."""
         return self.frames * self.rows * self.columns
 
     @property
@@ -125,12 +126,14 @@ def shuffle_patches(pixels: Tensor, rows: Size, columns: Size, seed: Count = 0) 
             "patches. Give the rows and columns of the model's patches."
         )
     order = torch.randperm(rows * columns, generator=torch.Generator().manual_seed(seed)).to(pixels.device)
+    # (..., rows, columns, height of a patch, width of a patch)
     cut = pixels.unflatten(-2, (rows, height // rows)).unflatten(-1, (columns, width // columns)).transpose(-3, -2)
     mixed = cut.flatten(-4, -3)[..., order, :, :].unflatten(-3, (rows, columns)).transpose(-3, -2)
     return mixed.reshape(pixels.shape)
 
 
 def _check(maps: Mapping[str, AttentionMap], null: Mapping[str, AttentionMap], grid: PatchGrid) -> None:
+    """Refuse maps of other layers than those of the null, and maps that are not of self-attention over all patches."""
     if not maps or list(maps) != list(null):
         raise RegardError(
             "patch_roles: maps and null must be of the same layers, at least one. Run the same model on the image and "
@@ -146,6 +149,7 @@ def _check(maps: Mapping[str, AttentionMap], null: Mapping[str, AttentionMap], g
 
 
 def _measure(weights: AttentionMap, grid: PatchGrid) -> dict[str, Measured]:
+    """The scores of one map for each kind of role; means over the queries that are patches."""
     links = _links(grid, weights.shape[3], weights.device)
     reductions = [TargetMass(weights, links[kind]) for kind in PATCH_KINDS]
     allowed, *sums = weights.summarize(Allowed(weights), *reductions)
@@ -155,7 +159,10 @@ def _measure(weights: AttentionMap, grid: PatchGrid) -> dict[str, Measured]:
 
 
 def _links(grid: PatchGrid, num_tokens: int, device: torch.device) -> dict[str, IsLink]:
-    """Which pairs of tokens are patches of each role. Tokens that are no patches have the frame -1."""
+    """For each kind of role, which pairs of tokens (query, key) are its links.
+
+    A token that is no patch has the frame -1, and is in no pair.
+    """
     places = torch.tensor(list(grid.places), device=device)
     patch = torch.arange(len(grid), device=device)
     frame, row, column = (torch.full((num_tokens,), -1, device=device) for _ in range(3))
@@ -163,16 +170,16 @@ def _links(grid: PatchGrid, num_tokens: int, device: torch.device) -> dict[str, 
     row[places] = patch // grid.columns % grid.rows
     column[places] = patch % grid.columns
 
-    def near(i: Tensor, j: Tensor) -> Tensor:
-        return (frame[i] == frame[j]) & (frame[i] >= 0) & (i != j)
+    def same_frame(i: Tensor, j: Tensor) -> Tensor:
+        return (frame[i] == frame[j]) & (frame[i] >= 0)
 
-    def far(place: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def beyond_neighbors(place: Tensor, i: Tensor, j: Tensor) -> Tensor:
         return (place[i] - place[j]).abs() > 1
 
     def step(down: int, right: int) -> IsLink:
-        return lambda i, j: near(i, j) & (row[j] == row[i] + down) & (column[j] == column[i] + right)
+        return lambda i, j: same_frame(i, j) & (row[j] == row[i] + down) & (column[j] == column[i] + right)
 
     links: dict[str, IsLink] = {kind: step(*by) for kind, by in STEPS.items()}
-    links["row"] = lambda i, j: near(i, j) & (row[i] == row[j]) & far(column, i, j)
-    links["column"] = lambda i, j: near(i, j) & (column[i] == column[j]) & far(row, i, j)
+    links["row"] = lambda i, j: same_frame(i, j) & (row[i] == row[j]) & beyond_neighbors(column, i, j)
+    links["column"] = lambda i, j: same_frame(i, j) & (column[i] == column[j]) & beyond_neighbors(row, i, j)
     return links

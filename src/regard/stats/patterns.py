@@ -91,22 +91,23 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
     divisions = _divisions(I, segments)
     (allowed,) = text_map.summarize(Allowed(text_map))  # n_i of each head and query
     (near, near_equal), (received, received_equal), squares, offsets, *inside = text_map.summarize(
-        WithEqualWeights(MassWhere(window(NEAR + 1)), text_map, allowed),
+        WithEqualWeights(MassWhere(window(NEAR + 1)), text_map, allowed),  # window(w) is |i - j| < w
         WithEqualWeights(KeyTotals(), text_map, allowed),
         Squares(),
         Offsets(1 - I, I - 1),
         *(MassWhere(documents(lengths)) for lengths in divisions),
     )
-    ratio = (1 / squares.clamp_min(torch.finfo(torch.float32).tiny)).clamp(1.0).minimum(allowed.clamp_min(1))
+    # p_i is from 1 to n_i but for rounding; where a row has no key, 1 / squares would be infinite
+    effective = (1 / squares.clamp_min(torch.finfo(torch.float32).tiny)).clamp(1.0).minimum(allowed.clamp_min(1))
     has_choice, num_rows = allowed > 1, (allowed > 0).sum(-1).clamp_min(1)
-    distributed = ((ratio - 1) / (allowed - 1).clamp_min(1) * has_choice).sum(-1) / has_choice.sum(-1).clamp_min(1)
+    distributed = ((effective - 1) / (allowed - 1).clamp_min(1) * has_choice).sum(-1) / has_choice.sum(-1).clamp_min(1)
     blocks = torch.stack([_block(mass, offsets, lengths) for mass, lengths in zip(inside, divisions, strict=True)])
     scores = (
         _above(near.sum(-1) / num_rows, near_equal.sum(-1) / num_rows),
         _global_keys(received, received_equal),
         distributed,
         blocks.amax(0),
-        (ratio / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / num_rows,
+        (effective / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / num_rows,
     )
     return LayerPatterns(*(score[0].cpu() for score in scores))
 
@@ -123,6 +124,7 @@ def _divisions(n: int, segments: Sequence[int] | Tensor | None) -> list[list[int
 
 
 def _lengths(segments: Sequence[int] | Tensor) -> list[int]:
+    """`segments` as a list of integers; an error for a tensor that is no vector of integers."""
     if not isinstance(segments, Tensor):
         return [int(length) for length in segments]
     if segments.ndim != 1 or segments.dtype not in (torch.int32, torch.int64) or segments.is_meta:
@@ -137,9 +139,9 @@ def _above(score: Tensor, expected: Tensor) -> Tensor:
 
 
 def _global_keys(received: Tensor, received_equal: Tensor) -> Tensor:
-    """The score (B, H) of the weight that each key receives, (B, H, J), compared with that of equal weights."""
+    """The score `global_keys` (B, H), from the weight that each key receives, (B, H, J), and that of equal weights."""
     count = max(1, round(FEW * received.shape[-1]))
-    keys = received.topk(count, -1).indices
+    keys = received.topk(count, -1).indices  # the same keys for both shares
     share, expected = (
         part.gather(-1, keys).sum(-1) / part.sum(-1).clamp_min(1e-12) for part in (received, received_equal)
     )
@@ -147,13 +149,14 @@ def _global_keys(received: Tensor, received_equal: Tensor) -> Tensor:
 
 
 def _block(inside: Tensor, offsets: Tensor, lengths: list[int]) -> Tensor:
-    """The score (B, H) of the weight within segments, compared with the weight that the offsets let expect.
+    """The score (B, H) of the weight within segments of these lengths, compared with what the offsets let expect.
 
     `inside` (B, H, I) is the weight of each query within its segment, `offsets` (B, H, 2 n - 1) that at each j - i.
+    A head without regard to segments spreads the weight at an offset evenly over the n - |j - i| pairs of this offset.
     """
     n = sum(lengths)
     distances = torch.arange(1 - n, n).abs()
-    num_inside = torch.zeros(2 * n - 1, dtype=torch.float64)  # pairs within a segment, of n - |j - i| pairs
+    num_inside = torch.zeros(2 * n - 1, dtype=torch.float64)  # how many of these pairs are within a segment
     for length in lengths:
         num_inside += (length - distances).clamp_min(0)
     expected = (offsets * (num_inside / (n - distances)).to(offsets)).sum(-1)
@@ -163,7 +166,11 @@ def _block(inside: Tensor, offsets: Tensor, lengths: list[int]) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class WithEqualWeights(Reduction):
-    """Another reduction, computed for the weights and for equal weights on all `allowed` (B, H, I) keys."""
+    """The pair of results of another reduction, for the weights of a map and for equal weights on its allowed keys.
+
+    `weights` is the map, and `allowed` (B, H, I) the number of keys that each query may attend to. The state is that
+    of the reduction twice: the first half for the weights, the second half for equal weights.
+    """
 
     reduction: Reduction
     weights: AttentionMap
@@ -198,7 +205,7 @@ class Squares(Reduction):
 # How far the heads of each layer look: mean distance, and the weight within a few tokens.
 
 
-#: Least weight of a local head within the distance.
+#: Least share of the weight that a local head puts on near keys.
 LOCAL = 0.9
 
 
@@ -271,7 +278,7 @@ def locality(
     batch: Count = 0,
     numbers: Sequence[int] | None = None,
 ) -> ModelLocality:
-    """How local the heads of each layer are, in one pass over each map.
+    """How local the heads of each layer are, in one pass over the weights of each map.
 
     Of every head the mean distance, and the share of the weight at most `within` positions away, beside that of equal
     weights on the keys that the mask allows. Lower layers of a model tend to be local (Clark et al. 2019,
@@ -298,10 +305,10 @@ def locality(
 
 
 def _layer(weights: AttentionMap, number: int, within: int) -> LayerLocality:
+    """The locality of one text of a layer, as means over the queries that have a key."""
     (allowed,) = weights.summarize(Allowed(weights))
-    distance, (near, equal) = weights.summarize(
-        Distance(), WithEqualWeights(MassWhere(window(within + 1)), weights, allowed)
-    )
+    near_keys = MassWhere(window(within + 1))  # window(w) is |i - j| < w
+    distance, (near, equal) = weights.summarize(Distance(), WithEqualWeights(near_keys, weights, allowed))
     num_rows = (allowed > 0).sum(-1).clamp_min(1)
     return LayerLocality(number, within, *((part.sum(-1) / num_rows)[0].cpu() for part in (distance, near, equal)))
 

@@ -96,8 +96,8 @@ class LayerProfile:
         """
         weights = self.links.weights[head, :, 0]
         queries = torch.arange(len(weights)) if not among else torch.tensor(list(among))
-        free = queries[self.allowed[head, queries] > 1]
-        queries = free if len(free) else queries
+        with_choice = queries[self.allowed[head, queries] > 1]
+        queries = with_choice if len(with_choice) else queries
         query = int(queries[weights[queries].argmax()])
         return Link(query, int(self.links.keys[head, query, 0]), float(weights[query]))
 
@@ -122,13 +122,13 @@ class ModelProfile:
     @property
     def ordinary(self) -> list[int]:
         """Indices of the queries that are not special tokens."""
-        if self.query_tokens != self.tokens:
+        if self.query_tokens != self.tokens:  # `special` are indices of keys
             return [i for i, token in enumerate(self.query_tokens) if not SPECIAL_TOKEN.fullmatch(token)]
         return [i for i in range(len(self.query_tokens)) if i not in set(self.special)]
 
     @property
     def is_self_attention(self) -> bool:
-        """Whether the queries are the last tokens of the text that the keys are tokens of."""
+        """Whether queries and keys are one text: the queries are all its tokens, or the last ones (after a cache)."""
         return self.query_tokens == self.tokens[-len(self.query_tokens) :]
 
     def values(self, name: str) -> list[Tensor]:
@@ -162,7 +162,7 @@ class ModelProfile:
                 yield layer.number, head, [float(layer.values[name][head]) for name in self._names], link
 
     def describe(self, link: Link) -> str:
-        """A link in words, such as `it -> animal 0.68`."""
+        """A link in words, such as `it -> animal 0.68`. The key is -1 if the query has none (`TopLinks`)."""
         if link.key < 0:
             return "none"
         return f"{self.query_tokens[link.query]} -> {self.tokens[link.key]} {link.weight:.2f}"
@@ -218,6 +218,7 @@ def profile(
 
 
 def _check(name: str, weights: AttentionMap, queries: list[str], tokens: list[str]) -> None:
+    """Refuse other numbers of tokens than the map has queries and keys."""
     I, J = weights.shape[2:]
     if len(queries) != I or len(tokens) != J:
         raise RegardError(
@@ -243,7 +244,10 @@ def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
 
 
 def _negative(weights: AttentionMap) -> float | None:
-    """The share of |weight| that is negative, as the mean over queries and heads; None if no weight can be."""
+    """The share of |weight| that is negative, as the mean over queries and heads; None if no weight can be.
+
+    `weights` is a result of `one_text`: a signed map is in a `ShareMap`, whose `signs.negative` are sums below 0.
+    """
     shares = weights.source if isinstance(weights, HeadMean) else weights
     if not isinstance(shares, ShareMap) or not shares.source.is_signed:
         return None
@@ -258,6 +262,7 @@ def _layer(
     statistics: Sequence[HeadStatistic],
     also: Callable[[AttentionMap], Sequence[Reduction]],
 ) -> LayerProfile:
+    """The profile of one text of a layer. All reductions run in one pass: shared, further (`also`), of statistics."""
     statistic_reductions: list[tuple[Reduction, ...]] = [s.reductions(weights, special) for s in statistics]
     shared = _shared_reductions(weights, special, num_links)
     further = tuple(also(weights))
@@ -310,6 +315,21 @@ def relative_scale(weights: AttentionMap) -> float | None:
     return factor * weights.score_width**0.5
 
 
+def token_names(
+    weights: AttentionMap, keys: Sequence[str] | None, queries: Sequence[str] | None
+) -> tuple[list[str], Sequence[str] | None]:
+    """Names of the keys and of the queries of a map, for `profile`; None if the queries are the keys.
+
+    Keys without names are named by their numbers. Queries without names are the last keys, or numbers if there are
+    more queries than keys.
+    """
+    I, J = weights.shape[2:]
+    keys = [str(j) for j in range(J)] if keys is None else list(keys)
+    if queries is None and I != J:
+        queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
+    return keys, queries
+
+
 # Head statistics over many documents: tables that can be merged, because every mean knows its number of queries.
 
 
@@ -337,8 +357,11 @@ class LayerTable:
         means, counts = {}, {}
         for name, mean in self.means.items():
             count, other_count = self.counts[name], other.counts[name]
-            share = (other_count / (count + other_count).clamp_min(1)).view(-1, *(1,) * (mean.ndim - 1))
-            means[name] = mean * (1 - share) + other.means[name] * share
+            of_other = other_count / (count + other_count).clamp_min(1)  # its share of the queries
+            of_other = of_other.view(
+                -1, *(1,) * (mean.ndim - 1)
+            )  # (H, 1, ...), as a mean may be a vector for each head
+            means[name] = mean * (1 - of_other) + other.means[name] * of_other
             counts[name] = count + other_count
         return LayerTable(self.name, means, counts, self.number)
 
@@ -467,12 +490,15 @@ class HeadTable:
 
 
 def _layout(table: HeadTable) -> list[tuple[str, dict[str, torch.Size]]]:
+    """What two tables must have in common to be merged: layers, statistics, and the shapes of their means."""
     return [(layer.name, {name: mean.shape for name, mean in layer.means.items()}) for layer in table.layers]
 
 
 def _listed(tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Tensors as lists for JSON, with their dtypes, from which `_tensors` makes the same tensors."""
     return {name: {"dtype": str(t.dtype).removeprefix("torch."), "values": t.tolist()} for name, t in tensors.items()}
 
 
 def _tensors(listed: Mapping[str, Any]) -> dict[str, Tensor]:
+    """The tensors that `_listed` wrote."""
     return {name: torch.tensor(part["values"], dtype=getattr(torch, part["dtype"])) for name, part in listed.items()}

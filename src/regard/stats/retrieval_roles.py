@@ -67,49 +67,52 @@ def retrieval_roles(
     """
     _check(watched)
     names = list(watched[0].maps)
-    counts = torch.tensor([one.length for one in watched])
-    chances = [1 / (one.answer + t) for one in watched for t in range(one.length)]
+    lengths = torch.tensor([text.length for text in watched])
+    # the query that predicts token t of the answer has answer + t keys
+    chances = [1 / (text.answer + t) for text in watched for t in range(text.length)]
     head_roles = []
     for number, name in zip(layer_numbers(names, numbers), names, strict=True):
-        strongest = [_strongest(one, name, batch) for one in watched]
-        score = torch.cat([_hits(keys, one.needle) for keys, one in zip(strongest, watched, strict=True)], -1)
-        null = torch.stack([_elsewhere(keys, one, watched) for keys, one in zip(strongest, watched, strict=True)])
-        count, by_chance = counts.sum().expand(len(score)), torch.tensor(chances).mean().expand(len(score))
-        nulls = (null * counts[:, None]).sum(0) / counts.sum()
-        measured = Measured(score.mean(-1), by_chance, count), Measured(nulls, by_chance, count)
+        strongest = [(text, _strongest(text, name, batch)) for text in watched]
+        hits = torch.cat([_hits(keys, text.needle) for text, keys in strongest], -1)
+        null = torch.stack([_elsewhere(keys, text, watched) for text, keys in strongest])
+        count, by_chance = lengths.sum().expand(len(hits)), torch.tensor(chances).mean().expand(len(hits))
+        nulls = (null * lengths[:, None]).sum(0) / lengths.sum()
+        measured = Measured(hits.mean(-1), by_chance, count), Measured(nulls, by_chance, count)
         head_roles += roles_of_kind("retrieval", number, *measured)
     return RoleTable(head_roles)
 
 
 def _check(watched: Sequence[WatchedNeedle]) -> None:
-    if len({one.needle for one in watched}) < 2:
+    """Refuse needles at a single place, other layers or sizes, and copies that do not stand behind their needle."""
+    if len({text.needle for text in watched}) < 2:
         raise RegardError(
-            f"retrieval_roles: {len(watched)} texts with needles at {sorted({one.needle for one in watched})}. The "
+            f"retrieval_roles: {len(watched)} texts with needles at {sorted({text.needle for text in watched})}. The "
             "null needs needles at two places at least."
         )
     names = list(watched[0].maps)
-    for one in watched:
-        sizes = {tuple(weights.shape[2:]) for weights in one.maps.values()}
-        I, J = sizes.pop() if len(sizes) == 1 else (0, 0)
-        if list(one.maps) != names or I != J or not one.needle + one.length <= one.answer <= I - one.length:
+    for text in watched:
+        sizes = {tuple(weights.shape[2:]) for weights in text.maps.values()}
+        I, J = sizes.pop() if len(sizes) == 1 else (0, 0)  # maps of several sizes fail below, as no answer fits 0
+        if list(text.maps) != names or I != J or not text.needle + text.length <= text.answer <= I - text.length:
             raise RegardError(
-                f"retrieval_roles: a needle of {one.length} tokens at {one.needle}, and its copy at {one.answer}, in "
-                f"maps of {I} queries and {J} keys. Every text needs the same layers, of self-attention over all its "
-                "tokens, and the copy stands after the needle."
+                f"retrieval_roles: a needle of {text.length} tokens at {text.needle}, and its copy at {text.answer}, "
+                f"in maps of {I} queries and {J} keys. Every text needs the same layers, of self-attention over all "
+                "its tokens, and the copy stands after the needle."
             )
 
 
-def _strongest(one: WatchedNeedle, name: str, batch: int) -> Tensor:
+def _strongest(text: WatchedNeedle, name: str, batch: int) -> Tensor:
     """The key of largest weight for each query that predicts a token of the answer; (H, length)."""
-    weights = one_text("retrieval_roles", one.maps[name], batch)
-    return weights.tile(rows=slice(one.answer - 1, one.answer - 1 + one.length))[0].argmax(-1).cpu()
+    weights = one_text("retrieval_roles", text.maps[name], batch)
+    return weights.tile(rows=slice(text.answer - 1, text.answer - 1 + text.length))[0].argmax(-1).cpu()
 
 
 def _hits(keys: Tensor, needle: int) -> Tensor:
+    """1 where key number t of `keys` (H, length) is token t of a needle that begins at this place, else 0."""
     return (keys == needle + torch.arange(keys.shape[-1])).double()
 
 
-def _elsewhere(keys: Tensor, one: WatchedNeedle, watched: Sequence[WatchedNeedle]) -> Tensor:
+def _elsewhere(keys: Tensor, text: WatchedNeedle, watched: Sequence[WatchedNeedle]) -> Tensor:
     """The mean score at the places of the needles of the other texts; (H,)."""
-    places = sorted({other.needle for other in watched} - {one.needle})
+    places = sorted({other.needle for other in watched} - {text.needle})
     return torch.stack([_hits(keys, place).mean(-1) for place in places]).mean(0)

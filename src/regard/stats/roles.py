@@ -28,8 +28,8 @@ from regard.stats.statistics import Allowed, entropy_of_rest, is_punctuation, nu
 def probe_tokens(vocabulary: Size | Sequence[int], length: Size, seed: int = 0) -> Tensor:
     """A random sequence of `length` different tokens, repeated once; (2 length,).
 
-    Duplicate and induction heads show on it.
-    Olsson et al. 2022, arXiv:2209.11895: in random tokens only the repetition predicts the next token.
+    Duplicate and induction heads are found with it, because in random tokens only the repetition predicts the next
+    token (Olsson et al. 2022, arXiv:2209.11895).
     `vocabulary` is the number of tokens, or a list of token numbers to draw from (leave out special tokens).
 
     >>> probe = probe_tokens(30_000, 50)
@@ -88,6 +88,7 @@ class Text:
 
     @staticmethod
     def of(tokens: Sequence[str | int], special: Sequence[int] | None, device: torch.device) -> Text:
+        """The text of these tokens; `special` are indices, by default of the tokens with names of special tokens."""
         positions = special_positions(tokens) if special is None else list(special)
         flags = torch.zeros(len(tokens), dtype=torch.bool)
         flags[torch.tensor(positions, dtype=torch.long)] = True
@@ -161,13 +162,12 @@ class Diagonals(Reduction):
         return [zeros(device, B, H, len(self.offsets), I) for _ in range(2)]
 
     def add(self, state: State, tile: Tile) -> None:
-        keys, order = tile.grid.key.sort()
+        keys = tile.grid.key  # positions, in ascending order
         allowed = may_attend(self.weights, tile).expand(tile.weights.shape)
         for number, offset in enumerate(self.offsets):
             wanted = tile.grid.query + offset
-            place = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)
-            j = order[place]
-            i = ((keys[place] == wanted) & (tile.cols.start + j > 0)).nonzero()[:, 0]
+            j = torch.searchsorted(keys, wanted).clamp_max(len(keys) - 1)  # the key at this offset, if the tile has it
+            i = ((keys[j] == wanted) & (tile.cols.start + j > 0)).nonzero()[:, 0]
             for total, values in zip(state, (tile.weights, allowed), strict=True):
                 total[:, :, number, tile.rows.start + i] = values[:, :, i, j[i]].to(total.dtype)
 
@@ -176,7 +176,10 @@ class Diagonals(Reduction):
 
 
 def may_attend(weights: AttentionMap, tile: Tile) -> Tensor:
-    """Which pairs of a tile the mask allows; the shape broadcasts against that of the weights."""
+    """Which pairs of a tile of the map `weights` the mask allows; the shape broadcasts against that of the tile.
+
+    The mask decides only about the keys in `tile.undecided`. Without such keys every pair is allowed.
+    """
     mask = weights.attention.mask if len(tile.undecided) else None
     return tile.weights.new_ones((1, 1, 1, 1), dtype=torch.bool) if mask is None else mask.allowed(tile.grid)
 
@@ -315,6 +318,7 @@ class RoleTable:
 
     @property
     def labeled(self) -> list[Role]:
+        """The roles that heads have: those with a `label`."""
         return [role for role in self.roles if role.label]
 
     def of(self, kind: str) -> list[Role]:
@@ -406,6 +410,7 @@ def _check(
     tokens: Sequence[str | int],
     null_tokens: Sequence[str | int],
 ) -> None:
+    """Refuse maps of other layers or lengths than those of the null and the tokens, and a null that is not shuffled."""
     if not maps or list(maps) != list(null):
         raise RegardError(
             "roles: maps and null must be of the same layers, at least one. Run the same model on the tokens and on "
@@ -423,7 +428,7 @@ def _check(
 
 
 def _drawn(maps: Iterable[AttentionMap], num_queries: int, sample: int) -> Tensor:
-    """The queries that are read, ascending: all, or `sample` at random. Ranks that share a map read all of theirs."""
+    """The queries that are read, ascending: all, or `sample` at random. All, if ranks of a group share a map."""
     is_shared = any(len(weights.grid.query) < num_queries for weights in maps)
     if num_queries <= sample or is_shared:
         return torch.arange(num_queries)
@@ -439,7 +444,11 @@ class Measured(NamedTuple):
 
 
 def _measure(weights: AttentionMap, text: Text, shuffled: Text | None, queries: Tensor) -> dict[str, Measured]:
-    """The scores of one map for all roles. For a shuffled run, links that both texts have are left out."""
+    """The scores of one map for all roles.
+
+    `text` is the text with the links of content. For the null, `shuffled` is the text that the run read, and links that
+    both texts have are left out. `queries` are the indices of the queries that are read.
+    """
     links = _links(text, shuffled)
     weights = weights if len(queries) == weights.shape[2] else QuerySample(weights, queries)
     queries = to_device(queries, weights.device)
@@ -460,20 +469,28 @@ def _measure(weights: AttentionMap, text: Text, shuffled: Text | None, queries: 
 
 
 def _evenness(entropy: Tensor, allowed: Tensor, at_first: tuple[Tensor, Tensor], ordinary: Tensor) -> Measured:
-    """The evenness of the weights outside the first key: 1 if all are equal. Arguments are (B, H, I)."""
+    """The score for "broad": the evenness of the weights outside the first key, 1 if all are equal (see `roles`).
+
+    `at_first` is the weight on the first key and 1 where a query may attend to it, and `ordinary` (I,) the queries that
+    are not special tokens. The others are (B, H, I).
+    """
     first, first_allowed = at_first
     others = allowed - first_allowed
     largest = others / allowed.clamp_min(1) * others.clamp_min(2).log()
-    choice = (others > 1) & ordinary
+    has_choice = (others > 1) & ordinary
     rest = entropy_of_rest(entropy, first, -torch.xlogy(first, first))
-    share = (rest / largest.clamp_min(1e-6)).clamp_max(1.0) * choice
-    count = choice.sum(-1)[0].cpu()
-    score = (share.sum(-1) / choice.sum(-1))[0].cpu()  # NaN where no query has a choice
+    share = (rest / largest.clamp_min(1e-6)).clamp_max(1.0) * has_choice
+    count = has_choice.sum(-1)[0].cpu()
+    score = (share.sum(-1) / has_choice.sum(-1))[0].cpu()  # NaN where no query has a choice
     return Measured(score, torch.zeros_like(score), count)
 
 
 def _links(text: Text, shuffled: Text | None) -> dict[str, IsLink]:
-    """The links of every role that is not an offset, and the links that the shuffle kept."""
+    """The links of every role that is not an offset: of the words of `text` or, for the null, at the same positions.
+
+    For the null a link of content that `shuffled` has too is not under its role, but under "kept ...": there the words
+    explain the weight. Special tokens are those that the run read.
+    """
     content = {"punctuation": Text.punctuation_mark, "duplicate": Text.duplicate, "induction": Text.induction}
     links: dict[str, IsLink] = {"first": first_token, "special": (shuffled or text).special_token}
     for kind, of_text in content.items():
@@ -488,23 +505,27 @@ def _links(text: Text, shuffled: Text | None) -> dict[str, IsLink]:
 def mean_score(
     links: tuple[Tensor, Tensor], kept: tuple[Tensor, Tensor] | None, allowed: Tensor, ordinary: Tensor
 ) -> Measured:
-    """Means of (1, H, ..., I) weights and counts over the queries that are not special and have a link."""
-    mass, count = links
-    included = (count > 0) & ordinary
+    """The mean weight on links over the queries that are `ordinary` (I,) and have a link, with chance and their number.
+
+    `links` are a result of `TargetMass` or `Diagonals`, (1, H, ..., I) each, and `allowed` is the number of keys.
+    `kept` are the links that the shuffle kept: the score is the share of the weight that is not on them.
+    """
+    mass, num_links = links
+    included = (num_links > 0) & ordinary
     num_queries = included.sum(-1)[0].cpu()
-    rest = included if kept is None else (1 - kept[0]) * included
-    score = ((mass * included).sum(-1) / rest.sum(-1))[0].cpu()
-    chance = (count / allowed.clamp_min(1) * included).sum(-1)[0].cpu() / num_queries
+    other_weight = included if kept is None else (1 - kept[0]) * included
+    score = ((mass * included).sum(-1) / other_weight.sum(-1))[0].cpu()
+    chance = (num_links / allowed.clamp_min(1) * included).sum(-1)[0].cpu() / num_queries
     return Measured(score, chance, num_queries)
 
 
 def roles_of_kind(kind: str, layer: int, score: Measured, null: Measured) -> list[Role]:
-    """The roles of one kind for every head of a layer."""
+    """The roles of one kind for every head of a layer. A positional role has the offset with the highest score."""
     head_roles = []
     for head in range(len(score.score)):
         value, chance, queries = (part[head] for part in score)
         shuffled, offset = null.score[head], None
-        if kind == "positional":
+        if kind == "positional":  # each part is one number for each offset
             best = int(value.nan_to_num(-1.0).argmax())
             value, chance, queries, shuffled = (part[best] for part in (value, chance, queries, shuffled))
             offset = FIXED[best]

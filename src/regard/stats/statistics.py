@@ -26,7 +26,7 @@ from regard.maps.reductions import Shape, State, zeros
 # Reductions that sum weights by offset and by equal tokens, and compare the rows of heads.
 
 
-#: Offsets in a tile, from which on the sums of all its diagonals are faster than reading them one by one.
+#: Number of offsets in a tile from which on summing all its diagonals at once is faster than one by one.
 MANY = 64
 
 
@@ -58,6 +58,7 @@ class Offsets(Reduction[Tensor]):
         return [zeros(device, *shape[:2], self.last - self.first + 1)]
 
     def add(self, state: State, tile: Tile) -> None:
+        # `line` is None if the positions of queries or keys are not consecutive, so that a diagonal has several offsets
         line, distances = tile.grid.distances(), tile.grid.distance[0, 0]
         low, high = max(self.first, int(distances.min())), min(self.last, int(distances.max()))
         if line is not None and high - low >= MANY:
@@ -72,10 +73,11 @@ class Offsets(Reduction[Tensor]):
 def _sums_of_diagonals(weights: Tensor) -> Tensor:
     """The sum of each diagonal of a matrix (..., i, j), from the lower left to the upper right; (..., i + j - 1).
 
-    Padding and reshaping to rows of i + j - 1 numbers moves each diagonal into one column.
+    Each row is padded to i + j numbers. Read as rows of i + j - 1 numbers, each row begins one place later than the row
+    before it, so that a diagonal is a column.
     """
     height, width = weights.shape[-2:]
-    padded = torch.nn.functional.pad(weights.flip(-2), (0, height)).flatten(-2)[..., : -height or None]
+    padded = torch.nn.functional.pad(weights.flip(-2), (0, height)).flatten(-2)[..., :-height]
     return padded.unflatten(-1, (height, width + height - 1)).sum(-2)
 
 
@@ -116,6 +118,7 @@ class SameToken(Reduction[Tensor]):
 
 
 def _of_same_token(_reduction: SameToken, state: State, _sizes: object) -> dict[str, Tensor]:
+    """The arguments of the compiled kernel (`computes` in `maps/compiled_reductions.py`), which adds to the state."""
     return {"same": state[0], "key_tokens": state[1], "query_tokens": state[2]}
 
 
@@ -123,6 +126,7 @@ computes(SameToken, _of_same_token)
 
 
 def _tokens(name: str, tokens: Tensor, B: int, length: int, device: torch.device) -> Tensor:
+    """Token numbers (length,) or (B, length) as (B, length) on the device."""
     tokens = torch.as_tensor(tokens, device=device)
     if tokens.is_floating_point() or tokens.shape not in ((length,), (B, length)):
         raise RegardError(
@@ -174,7 +178,7 @@ class Agreement(Reduction[Tensor]):
         return [zeros(device, B, H, H), zeros(device, B, H, J), *(to_device(each, device) for each in chosen)]
 
     def add(self, state: State, tile: Tile) -> None:
-        products, sums, is_query, is_key = state
+        products, sums, is_query, is_key = state  # of rows of every two heads, of rows; both are summed over queries
         weights = tile.weights * is_query[tile.rows, None] * is_key[tile.cols]
         flat = weights.flatten(2)
         products += flat @ flat.mT
@@ -194,6 +198,7 @@ class Agreement(Reduction[Tensor]):
 
 
 def _of_agreement(_reduction: Agreement, state: State, _sizes: object) -> dict[str, list[HeadProducts]]:
+    """The arguments of the compiled kernel, which adds to the state."""
     products, received, is_query, is_key = state
     return {"products": [HeadProducts(is_query, is_key, products, received)]}
 
@@ -232,7 +237,7 @@ class HeadStatistic(ABC):
         """The reductions to compute over the map; `special` are the indices of special keys such as [CLS]."""
 
     def per_head(self, *results: Any) -> Tensor:
-        """Reduce the results of `reductions`, (B, H, I) each, to (B, H); by default the mean over queries."""
+        """Reduce the results of `reductions`, each for all queries (B, H, I), to (B, H); by default their mean."""
         return results[0].mean(-1)
 
     def counted(self, allowed: Tensor) -> Tensor:
@@ -269,9 +274,9 @@ class Evenness(HeadStatistic):
 
     def per_head(self, *results: Any) -> Tensor:
         entropy, allowed = results
-        choice = allowed > 1
-        share = torch.where(choice, entropy / allowed.clamp_min(2).log(), 0.0)
-        return share.sum(-1) / choice.sum(-1).clamp_min(1)
+        has_choice = allowed > 1
+        share = torch.where(has_choice, entropy / allowed.clamp_min(2).log(), 0.0)
+        return share.sum(-1) / has_choice.sum(-1).clamp_min(1)
 
     def counted(self, allowed: Tensor) -> Tensor:
         return (allowed > 1).sum(-1)
@@ -333,7 +338,7 @@ class Elsewhere(HeadStatistic):
         return Entropy(), WeightOnKeys(tuple(sorted({0, *special})))
 
     def per_head(self, *results: Any) -> Tensor:
-        entropy, (mass, part) = results
+        entropy, (mass, part) = results  # part: what the excluded keys contribute to the entropy
         return entropy_of_rest(entropy, mass, part).mean(-1)
 
 
@@ -406,7 +411,7 @@ class Offset(Reduction):
         return [zeros(device, *shape[:3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        targets, keys = tile.grid.query + self.by, tile.grid.key
+        targets, keys = tile.grid.query + self.by, tile.grid.key  # positions; those of keys ascend
         index = torch.searchsorted(keys, targets).clamp_max(len(keys) - 1)
         queries = (keys[index] == targets).nonzero().flatten()  # few queries have their target in the same tile
         if len(queries):
@@ -437,6 +442,7 @@ class WeightOnKeys(Reduction):
 
 
 def _on_keys(reduction: WeightOnKeys, state: State, _sizes: object) -> dict[str, Tensor]:
+    """The arguments of the compiled kernel, which adds to the state."""
     keys = torch.tensor(sorted(reduction.keys), dtype=torch.int64, device="cpu")
     return {"chosen": keys, "chosen_mass": state[0], "chosen_entropy": state[1]}
 
@@ -523,7 +529,7 @@ class AtOffsets(HeadStatistic):
         return Offsets(), Allowed(weights)
 
     def per_head(self, *results: Tensor) -> Tensor:
-        offsets, allowed = results
+        offsets, allowed = results  # offsets are sums over the queries, and the last axis of `allowed` counts these
         return offsets / allowed.shape[-1]
 
 

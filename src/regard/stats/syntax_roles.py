@@ -36,19 +36,25 @@ class SyntaxSentence:
 
     @property
     def words(self) -> list[str]:
-        return [word.strip(PUNCTUATION) for word in self.text.split()]
+        return _words(self.text)
 
     @staticmethod
     def of(text: str, **pairs: Sequence[str]) -> SyntaxSentence:
         """A sentence from pairs of words, `query>key`; each word must occur once in the sentence."""
         for relation in pairs:
             check_relation(relation)
-        words = [word.strip(PUNCTUATION) for word in text.split()]
-        found = {relation: tuple(_indices(text, words, pair) for pair in given) for relation, given in pairs.items()}
+        found = {relation: tuple(_indices(text, pair) for pair in given) for relation, given in pairs.items()}
         return SyntaxSentence(text, found)
 
 
-def _indices(text: str, words: list[str], pair: str) -> tuple[int, int]:
+def _words(text: str) -> list[str]:
+    """The words of a text without punctuation; `SyntaxSentence.pairs` are indices into them."""
+    return [word.strip(PUNCTUATION) for word in text.split()]
+
+
+def _indices(text: str, pair: str) -> tuple[int, int]:
+    """The numbers of the two words of a pair `query>key` in the text."""
+    words = _words(text)
     parts = pair.split(">")
     if len(parts) != 2 or any(words.count(part) != 1 for part in parts) or parts[0] == parts[1]:
         raise RegardError(
@@ -143,20 +149,22 @@ def syntax_roles(
         check_relation(relation)
     _check(watched, null)
     names = list(watched[0].maps)
-    gold = [_counted_pairs(one, relations) for one in watched]
+    gold = [_counted_pairs(sentence, relations) for sentence in watched]
     head_roles = []
     for number, name in zip(layer_numbers(names, numbers), names, strict=True):
-        words, shuffled = ([_between_words(one, name, batch) for one in read] for read in (watched, null))
+        words, shuffled = ([_between_words(each, name, batch) for each in read] for read in (watched, null))
         for relation in relations:
-            pairs = [one[relation] for one in gold]
-            score, other = _hits(words, pairs), _hits(shuffled, pairs)
-            count = torch.tensor(sum(map(len, pairs))).expand(len(score))
-            chance = torch.tensor(best_offset([pair for one in pairs for pair in one])).expand(len(score))
-            head_roles += roles_of_kind(relation, number, *(Measured(s, chance, count) for s in (score, other)))
+            pairs = [of_sentence[relation] for of_sentence in gold]
+            all_pairs = [pair for of_sentence in pairs for pair in of_sentence]
+            scores = _hits(words, pairs), _hits(shuffled, pairs)
+            count = torch.tensor(len(all_pairs)).expand(len(scores[0]))
+            chance = torch.tensor(best_offset(all_pairs)).expand(len(scores[0]))
+            head_roles += roles_of_kind(relation, number, *(Measured(score, chance, count) for score in scores))
     return RoleTable(head_roles)
 
 
 def _check(watched: Sequence[WatchedSentence], null: Sequence[WatchedSentence]) -> None:
+    """Refuse a null of other sentences, other layers or sizes, and sentences with a word that no token belongs to."""
     if not watched or [one.sentence for one in watched] != [one.sentence for one in null]:
         raise RegardError(
             f"syntax_roles: {len(watched)} watched sentences and {len(null)} of the null; both must be the same "
@@ -179,29 +187,35 @@ def _check(watched: Sequence[WatchedSentence], null: Sequence[WatchedSentence]) 
             )
 
 
-def _counted_pairs(one: WatchedSentence, relations: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
+def _counted_pairs(watched: WatchedSentence, relations: Sequence[str]) -> dict[str, list[tuple[int, int]]]:
     """The gold pairs of each relation without those whose key is the first token's word."""
     return {
-        relation: [(query, key) for query, key in one.sentence.pairs.get(relation, ()) if key != one.word_of[0]]
+        relation: [(query, key) for query, key in watched.sentence.pairs.get(relation, ()) if key != watched.word_of[0]]
         for relation in relations
     }
 
 
-def _between_words(one: WatchedSentence, name: str, batch: int) -> Tensor:
-    """The weights of a layer between words, (H, words, words); -1 for words that are no candidates."""
-    weights = one_text("syntax_roles", one.maps[name], batch).dense()[0].double().cpu()
-    member = torch.tensor(list(one.word_of))[:, None] == torch.arange(len(one.sentence.words))
-    keys = member.clone()
+def _between_words(watched: WatchedSentence, name: str, batch: int) -> Tensor:
+    """The weights of a layer between words, (H, words, words); -1 for words that are no candidates.
+
+    The key word of a query is found as the largest of its row, so -1 can never be chosen.
+    """
+    weights = one_text("syntax_roles", watched.maps[name], batch).dense()[0].double().cpu()
+    is_in_word = torch.tensor(list(watched.word_of))[:, None] == torch.arange(len(watched.sentence.words))
+    keys = is_in_word.clone()
     keys[0] = False  # the first token is a sink
-    queries = member.double() / member.sum(0)
+    queries = is_in_word.double() / is_in_word.sum(0)  # the mean over the tokens of a query word
     words = queries.T @ weights @ keys.double()
     words[:, :, ~keys.any(0)] = -1.0
     return words.masked_fill(torch.eye(words.shape[-1], dtype=torch.bool), -1.0)
 
 
 def _hits(words: Sequence[Tensor], pairs: Sequence[Sequence[tuple[int, int]]]) -> Tensor:
-    """The share of pairs whose key word receives the largest weight, (H,); NaN without pairs."""
-    hits = [one[:, query].argmax(-1) == key for one, own in zip(words, pairs, strict=True) for query, key in own]
+    """The share of pairs whose key word receives the largest weight, (H,); NaN without pairs.
+
+    `words` are the weights between the words of each sentence, (H, words, words), and `pairs` the pairs of each.
+    """
+    hits = [each[:, query].argmax(-1) == key for each, own in zip(words, pairs, strict=True) for query, key in own]
     return torch.stack(hits).double().mean(0) if hits else torch.full((len(words[0]),), torch.nan)
 
 

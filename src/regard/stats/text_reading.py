@@ -14,11 +14,15 @@ from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.maps import AttentionMap, Reduction
 from regard.stats.numbering import head_name
-from regard.stats.profile import Link, ModelProfile, one_text, profile
+from regard.stats.profile import Link, ModelProfile, one_text, profile, token_names
 from regard.stats.roles import LABEL, QUERIES, RoleTable
 from regard.stats.warnings import Finding, findings
 
 # The result of reading one text with one model: maps, profile, warnings, and what each word attends to.
+
+
+#: The most tokens of one word.
+PIECES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +45,7 @@ class HeadLink:
 
 @dataclass(frozen=True, eq=False)
 class TextReading:
-    """A title, one map of the text for each layer, and their profile.
+    """A text as a model read it: a title, one map of the text for each layer, and their profile.
 
     Signed maps are held as shares of |weight|, and a layer with more than 128 heads as the mean over 128 of them.
     `roles` is None if roles were not computed, for example because the text is too short. `masks` are the warnings
@@ -88,10 +92,9 @@ class TextReading:
         >>> TextReading.of("", {"layer": rg.Attention()(x, x, x).weights}).profile.tokens
         ['0', '1']
         """
-        _, _, I, J = next(iter(maps.values())).shape if maps else (0, 0, 0, 0)
-        keys = [str(j) for j in range(J)] if tokens is None else list(tokens)
-        if queries is None and I != J:
-            queries = keys[J - I :] if I < J else [str(i) for i in range(I)]
+        keys = list(tokens or ())
+        if maps:
+            keys, queries = token_names(next(iter(maps.values())), tokens, queries)
         texts = {name: one_text("TextReading", weights, batch) for name, weights in maps.items()}
         measured = profile(texts, keys, query_tokens=queries, special=special, numbers=numbers, also=also, kinds=kinds)
         return TextReading(title, texts, measured, model=model)
@@ -125,14 +128,17 @@ class TextReading:
         return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
-        """The strongest links from `query` to ordinary tokens other than its neighbors, at most one for each head.
+        """The strongest links from `query` to ordinary tokens, at most one for each head.
 
-        In self-attention the first token is left out too, because many heads put most of their weight on it.
+        In self-attention the first token, the token itself and its neighbors are left out, because many heads put most
+        of their weight on these.
         """
-        special = {*self.profile.special, *((0,) if self.profile.is_self_attention else ())}
-        others = [j for j in range(len(self.profile.tokens)) if abs(j - query) > 1 and j not in special]
+        profile = self.profile
+        own = query + len(profile.tokens) - len(profile.query_tokens)  # in self-attention queries are the last keys
+        left_out = {*profile.special, *((0, own - 1, own, own + 1) if profile.is_self_attention else ())}
+        others = [j for j in range(len(profile.tokens)) if j not in left_out]
         links = []
-        for layer, weights in zip(self.profile.layers, self.rows(query), strict=True):
+        for layer, weights in zip(profile.layers, self.rows(query), strict=True):
             for head, row in enumerate(weights[:, others] if others else []):
                 best = int(row.argmax())
                 links.append(HeadLink(layer.number, head, Link(query, others[best], float(row[best]))))
@@ -153,20 +159,31 @@ class TextReading:
 
     def occurrences(self, word: str) -> list[int]:
         """The indices of all occurrences of `word`: that of the first piece if it has several."""
-        tokens = self.profile.query_tokens
-        pieces, inside = [plain(token) for token in tokens], [token.startswith("##") for token in [*tokens, ""]]
-        target = word.strip().lower()
-        return [
-            start
-            for start in range(len(pieces))
-            for stop in range(start + 1, min(start + 12, len(pieces)) + 1)
-            if "".join(pieces[start:stop]) == target and not inside[start] and not inside[stop]
-        ]
+        return [place.start for place in places_of(word, self.profile.query_tokens)]
 
 
 def plain(token: str) -> str:
     """A token in lower case, without the prefixes that tokenizers add (##, Ġ, ▁)."""
     return token.removeprefix("##").lstrip("Ġ▁").strip().lower()
+
+
+def places_of(word: str, tokens: Sequence[str]) -> list[range]:
+    """Where a word is in a text: the numbers of its tokens, for each occurrence.
+
+    Case and the prefixes of tokenizers do not count. A part of a longer word is not the word.
+
+    >>> places_of("animal", ["the", "ani", "##mal", "Animal"])
+    [range(1, 3), range(3, 4)]
+    """
+    pieces, target = [plain(token) for token in tokens], plain(word)
+    continues_word = [token.startswith("##") for token in [*tokens, ""]]  # "": a word may end with the text
+    return [
+        range(start, stop)
+        for start in range(len(pieces))
+        for stop in range(start + 1, min(start + PIECES, len(pieces)) + 1)
+        if "".join(pieces[start:stop]) == target and not continues_word[start] and not continues_word[stop]
+        if pieces[start]  # a word does not begin at a token that is only a prefix
+    ]
 
 
 # Heads that stand out on a text: most weight on a nearby token, the most focused and the broadest.
@@ -189,14 +206,18 @@ class HeadValue(NamedTuple):
 
 
 def nearby_shares(reading: TextReading, name: str) -> Iterator[HeadValue]:
-    """A statistic of `NEARBY` for every head, over the queries whose target is not the first token."""
+    """A statistic of `NEARBY` for every head, over the queries whose target exists and is not the first token.
+
+    The statistic is a mean over all queries, so the weight of the query whose target is the first token is subtracted.
+    """
     count = len(reading.profile.query_tokens)
-    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token
+    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token; none for "next"
     at_first = reading.rows(query) if query < count else None
+    # no target: the query 0 for "previous", the last query for "next"
     num_queries = max(count - (2 if name == "previous" else 1), 1)
-    for number, layer in enumerate(reading.profile.layers):
+    for index, layer in enumerate(reading.profile.layers):
         for head, mean in enumerate(layer.values[name].tolist()):
-            on_first = 0.0 if at_first is None else float(at_first[number][head, 0])
+            on_first = 0.0 if at_first is None else float(at_first[index][head, 0])
             yield HeadValue((mean * count - on_first) / num_queries, layer.number, head)
 
 
@@ -214,7 +235,7 @@ def entropies_outside(profile: ModelProfile) -> Iterator[HeadValue]:
                 yield HeadValue(entropy / kept, layer.number, head)
 
 
-# `differences` compares the heads of one model on several texts; the heads that change most come first.
+# `text_differences` compares the heads of one model on several texts; the heads that change most come first.
 
 
 #: Statistics between 0 and 1. The others grow with the length of a text, so texts cannot be compared by them.
@@ -256,7 +277,7 @@ def text_differences(readings: Sequence[TextReading]) -> list[TextDifference]:
     """
     if not readings or len({len(reading.profile.layers) for reading in readings}) > 1:
         raise RegardError(
-            "differences: give at least one reading. All readings must be of the same layers of one model."
+            "text_differences: give at least one reading. All readings must be of the same layers of one model."
         )
     head_differences = []
     for layers in zip(*(reading.profile.layers for reading in readings), strict=True):

@@ -16,7 +16,7 @@ from regard.base.shapes import unusual_kind
 from regard.maps import AttentionMap, DenseMap, KeyTotals, MassOn, MassWhere
 from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
-from regard.stats.profile import LayerProfile, ModelProfile, profile
+from regard.stats.profile import LayerProfile, ModelProfile, profile, token_names
 
 # Warnings about heads whose weights are easily misread, each with what it does not mean.
 
@@ -97,13 +97,14 @@ def findings(
 
 
 def _as_map(weights: Tensor) -> AttentionMap:
+    """The map of weights (I, J), (H, I, J) or (B, H, I, J), with the missing axes of size 1 in front."""
     if kind := unusual_kind(weights):
         raise RegardError(f"findings: the tensor of weights is {kind}. Give a dense tensor of real numbers.")
     if weights.ndim not in (2, 3, 4):
         raise RegardError(
             f"findings: the weights have shape {(*weights.shape,)}. Expected (I, J), (H, I, J) or (B, H, I, J)."
         )
-    found = DenseMap(weights[(None,) * (4 - weights.ndim)])
+    found = DenseMap(weights[(None,) * (4 - weights.ndim)])  # refuses the meta device, where no number can be read
     if not weights.numel() or not bool(weights.isfinite().all()):
         reason = "no numbers" if not weights.numel() else "NaN or infinite numbers"
         raise RegardError(f"findings: the weights {(*weights.shape,)} hold {reason}.")
@@ -113,7 +114,7 @@ def _as_map(weights: Tensor) -> AttentionMap:
 def _measured(
     source: Any, tokens: Sequence[str] | None, query_tokens: Sequence[str] | None, batch: int
 ) -> Iterator[LayerProfile]:
-    """The statistics of each map, whose tokens are given, known or numbers."""
+    """The profile of each layer. Its tokens are those given, else those that the watched model read, else numbers."""
     maps = source.maps if isinstance(source, HoldsMaps) else source
     maps = maps if isinstance(maps, Mapping) else {"layer": maps}
     if not maps:
@@ -123,11 +124,7 @@ def _measured(
         if keys is None and isinstance(source, HoldsMaps):
             names = source.names_of(weights, batch)
             queries, keys = names if isinstance(names, tuple) else (names, names)
-        keys = [str(j) for j in range(weights.shape[3])] if keys is None else list(keys)
-        if queries is None and weights.shape[2] != len(keys):
-            queries = (
-                keys[-weights.shape[2] :] if weights.shape[2] < len(keys) else [*map(str, range(weights.shape[2]))]
-            )
+        keys, queries = token_names(weights, keys, queries)
         yield profile({name: weights}, keys, query_tokens=queries, batch=batch, numbers=[number]).layers[0]
 
 
@@ -253,13 +250,16 @@ def _most_on(name: str, layer: LayerProfile, heads: tuple[int, ...]) -> bool:
 
 
 def _free(layer: LayerProfile, num_left_out: int = 0) -> float:
-    """The number of weights that a head of the layer can choose freely, if some keys are left out."""
+    """The number of weights that a head can choose freely, if so many keys are left out: sum_i (n_i - 1).
+
+    The mask may leave heads different numbers n_i of keys; this is the largest sum.
+    """
     return float((layer.allowed - num_left_out - 1).clamp_min(0).sum(-1).amax())
 
 
 def _above(values: Tensor | None, threshold: float) -> tuple[tuple[int, ...], float]:
-    """The heads above a threshold, and the smallest of their values."""
-    above = {head: v for head, v in enumerate([] if values is None else values.tolist()) if v > threshold}
+    """The heads with values (H,) above a threshold, and the smallest of these values, which a sentence can promise."""
+    above = {head: value for head, value in enumerate([] if values is None else values.tolist()) if value > threshold}
     return tuple(above), min(above.values(), default=0.0)
 
 
@@ -267,7 +267,7 @@ def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
     """Groups of at least two heads that are connected by similarities above the threshold."""
     remaining, groups = set(range(len(similarity))), []
     while remaining:
-        group, added = set(), {min(remaining)}
+        group, added = set(), {min(remaining)}  # grows by all heads that are similar to a new one
         while added:
             group |= added
             similar = {int(b) for a in added for b in (similarity[a] > threshold).nonzero().flatten()}
@@ -313,8 +313,8 @@ def mask_findings(
     (weight on future tokens), "padding" (weight on padding) and "unseen" (real keys with weight 0 for every query,
     while other keys have weight). If texts of different lengths attend to the same keys, the sentence adds that one
     mask seems to be used for the whole batch; broadcasting along the wrong axis causes this. Of signed weights, shares
-    of |weight| are read, so that opposite signs do not cancel. `numbers` are the
-    numbers of the layers; by default they are read from the module paths (`layer_numbers`).
+    of |weight| are read, so that opposite signs do not cancel. `numbers` are the numbers of the layers; by default they
+    are read from the module paths (`layer_numbers`).
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 3, 4)
@@ -356,6 +356,7 @@ def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Fin
     shared = _shared(received, real)
     why = f" {ONE_MASK}" if shared else ""
     I, J = weights.shape[2:]
+    # rows of padding do not matter; the queries are the last keys, or it is not known which of them are padding
     queries = real[:, None, J - I :] if I <= J else real.new_ones(1, 1, I)
     share = (padding * queries).amax((0, 2))
     heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
@@ -374,7 +375,10 @@ def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Fin
 
 
 def _unseen(number: int, received: Tensor, real: Tensor, why: str) -> Iterator[Finding]:
-    """Heads with weight 0 on some real keys for every query, and positive weight on others."""
+    """Heads with weight 0 on some real keys for every query, and positive weight on others; `why` ends the sentence.
+
+    `received` (B, H, J) is the weight that each key receives, `real` is (B, J).
+    """
     unseen = (received <= 0) & real[:, None] & (received.amax(-1, keepdim=True) > 0)
     heads = tuple(unseen.any(-1).any(0).nonzero().flatten().tolist())
     if heads:
@@ -391,12 +395,16 @@ def _unseen(number: int, received: Tensor, real: Tensor, why: str) -> Iterator[F
 
 
 def _shared(received: Tensor, real: Tensor) -> bool:
-    """Whether the texts of a batch attend to the same keys although their real keys differ."""
+    """Whether the texts of a batch attend to the same keys although their real keys (B, J) differ.
+
+    `received` (B, H, J) is the weight that each key receives.
+    """
     attended = (received > 0).any(1)
     return bool((real != real[:1]).any()) and bool((attended == attended[:1]).all())
 
 
 def _real(real: Tensor | Sequence[int], shape: tuple[int, int, int, int]) -> Tensor:
+    """Which keys are real, (B, J), from lengths (B,) or booleans (B, J)."""
     B, _, _, J = shape
     real = torch.as_tensor(real)
     if real.dtype in (torch.int32, torch.int64) and real.shape == (B,):
@@ -414,7 +422,7 @@ def _real(real: Tensor | Sequence[int], shape: tuple[int, int, int, int]) -> Ten
 
 #: Logits count as changed above this share of the largest logit.
 CHANGED = 1e-4
-#: Which tokens are compared with the next one, by their distance from the token that is read.
+#: The tokens that the logits may predict instead of the next one, by their distance from the token that is read.
 OFFSETS = {-1: "the token before the one that they read", 0: "the token that they read", 2: "the next token but one"}
 #: Another token is predicted if it has a loss this much smaller than the next one, in nats a token.
 SMALLER = 0.5
@@ -460,6 +468,7 @@ def prediction_findings(model: Callable[[Tensor], Tensor], ids: Tensor) -> list[
 
 
 def _leak(logits: Tensor, changed: Tensor, ids: Tensor) -> Iterator[Finding]:
+    """The finding that later tokens are read. `changed` are the logits (B, I, V) after a change of the last token."""
     change = (logits - changed)[:, :-1].abs().amax((0, 2))
     count = int((change > CHANGED * logits.abs().max()).sum())
     if count:
@@ -477,8 +486,9 @@ def _leak(logits: Tensor, changed: Tensor, ids: Tensor) -> Iterator[Finding]:
 
 
 def _offset(logits: Tensor, ids: Tensor) -> Iterator[Finding]:
+    """The finding that another token than the next is predicted: the loss for it is much smaller."""
     positions = torch.arange(1, ids.shape[1] - 2, device=ids.device)  # where every offset has a token
-    losses = {o: float(cross_entropy(logits[:, positions].mT, ids[:, positions + o])) for o in (1, *OFFSETS)}
+    losses = {by: float(cross_entropy(logits[:, positions].mT, ids[:, positions + by])) for by in (1, *OFFSETS)}
     best = min(losses, key=losses.__getitem__)
     if losses[best] < losses[1] - SMALLER:
         yield Finding(
@@ -493,7 +503,7 @@ def _offset(logits: Tensor, ids: Tensor) -> Iterator[Finding]:
 
 
 def _other_tokens(read: Tensor) -> Tensor:
-    """For each text a token that differs from its last one, and that the texts contain."""
+    """For each text (B, I) a token that differs from its last one, and that the texts contain; (B,)."""
     known = read.unique()
     if len(known) < 2:
         raise RegardError("prediction_findings: all ids are equal, so no token can be replaced. Give a text.")
@@ -501,6 +511,7 @@ def _other_tokens(read: Tensor) -> Tensor:
 
 
 def _logits(model: Callable[[Tensor], Tensor], read: Tensor) -> Tensor:
+    """The logits of ids (B, I), (B, I, V) in float32; an error if the model returns anything else."""
     logits = model(read)
     if not isinstance(logits, Tensor) or logits.shape[:2] != read.shape or logits.ndim != 3:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -561,6 +572,7 @@ def warning_lines(findings: Sequence[Finding], num_heads: int) -> dict[str, str]
 
 
 def _line(same: Sequence[Finding], num_heads: int) -> str:
+    """One line for all findings of one kind of `WARNINGS`."""
     heads = [head_name(finding.layer, head) for finding in same for head in finding.heads]
     several, single, caution = WARNINGS[same[0].kind]
     text = several if len(heads) > 1 else single
@@ -568,5 +580,6 @@ def _line(same: Sequence[Finding], num_heads: int) -> str:
 
 
 def _first_of(same: Sequence[Finding]) -> str:
+    """The sentence of the first of these findings, and how many more there are."""
     more = f" The same in {len(same) - 1} more." if len(same) > 1 else ""
     return same[0].sentence + more

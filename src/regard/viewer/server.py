@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
-from regard.base.errors import MissingPackage, RegardError
+from regard.base.errors import MissingPackage, RegardError, first_line
 from regard.viewer.answers import Answers, NoAnswer
 from regard.viewer.live_model import LiveModel, Stopped
 from regard.viewer.live_request import BODY
@@ -101,8 +101,7 @@ def _result(answers: Answers, body: bytes, stopped: threading.Event) -> tuple[in
     except RegardError as reason:
         return 400, str(reason).encode()
     except Exception as error:  # models raise errors of many types; the page says which, and the server goes on
-        lines = str(error).strip().splitlines() or [""]
-        return 500, f"The model cannot read this text: {type(error).__name__}: {lines[0][:200]}".encode()
+        return 500, f"The model cannot read this text: {type(error).__name__}: {first_line(error)}".encode()
 
 
 async def _await_disconnection(request: Request, stopped: threading.Event) -> None:
