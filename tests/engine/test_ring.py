@@ -83,7 +83,7 @@ def ring():
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ring")  # the processes start once
+@pytest.mark.group("ring")  # the processes start once
 @pytest.mark.parametrize(
     ("num_ranks", "name"),
     [
