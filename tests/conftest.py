@@ -16,6 +16,8 @@ from regard.engine.kept_plans import kept_plans
 from warm import warm_commands
 
 pytest_plugins = ["extras", "workers"]
+#: The folder of commands that start without importing torch.
+COMMANDS = pytest.StashKey()
 # No test reads what a developer's machine holds.
 CACHES = ("REGARD_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME")
 EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
@@ -103,11 +105,19 @@ def heard_signals():
         signal.signal(number, handler)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session):
+    """Commands that start without importing torch, where a test runs some: all workers have those of one process."""
+    if session.config.option.collectonly or not any("commands" in item.fixturenames for item in session.items):
+        return (yield)
+    with warm_commands() as session.config.stash[COMMANDS]:
+        return (yield)
+
+
 @pytest.fixture(scope="session")
-def commands():
+def commands(pytestconfig):
     """A folder of `python`, `regard` and `torchrun` that start without importing torch."""
-    with warm_commands() as folder:
-        yield folder
+    return pytestconfig.stash[COMMANDS]
 
 
 def law_of(nodeid):
