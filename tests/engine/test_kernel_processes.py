@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
-import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,6 +15,7 @@ import torch
 import regard as rg
 from kernels import LEVELS, at_level, every_level, needs_kernel
 from regard.engine.kernel import running
+from warm import environment
 
 pytestmark = needs_kernel
 TOOLS = Path(__file__).parents[1] / "tools"
@@ -147,12 +146,17 @@ def test_an_interrupted_call_leaves_its_memory_to_the_threads_that_still_compute
     assert any(t.shape == expected.shape[:3] for _, t in after), "the log-sum-exp is written too"
 
 
-def run_python(code, timeout=60, **options):
-    """A script in a process of its own, as a user would run it."""
-    script = textwrap.dedent(code)
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TOOLS.parents[1] / "src", TOOLS)))}
-    command = [sys.executable, "-c", script]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, **options)
+@pytest.fixture
+def run_python(commands):
+    """Run Python in a process of its own, as a user would."""
+
+    def run(*arguments, timeout=60):
+        own = environment(commands)
+        own["PYTHONPATH"] += f"{os.pathsep}{TOOLS}"
+        command = [commands / "python", *arguments]
+        return subprocess.run(command, env=own, capture_output=True, text=True, timeout=timeout)
+
+    return run
 
 
 SETUP = """
@@ -169,9 +173,10 @@ same = lambda found: all(torch.equal(x, y) for x, y in zip(found, expected, stri
 
 
 @posix
-def test_a_forked_child_calls_again():
+def test_a_forked_child_calls_again(run_python):
     """The threads of the parent do not exist in the child, which starts its own."""
     done = run_python(
+        "-c",
         SETUP
         + """
 child = os.fork()
@@ -191,14 +196,15 @@ else:
     sys.exit("the child hangs")
 assert os.waitstatus_to_exitcode(status) == 0, status
 assert same(call())
-"""
+""",
     )
     assert done.returncode == 0, done.stderr
 
 
 @posix
-def test_control_c_ends_a_call_and_the_next_one_is_right():
+def test_control_c_ends_a_call_and_the_next_one_is_right(run_python):
     done = run_python(
+        "-c",
         SETUP
         + """
 main = os.getpid()
@@ -211,14 +217,15 @@ for delay in (0.0, 0.001, 0.003, 0.01, 0.03):
         pass
     assert same(call())
 print("right")
-"""
+""",
     )
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
-def test_a_thread_may_call_after_the_main_thread_has_ended():
+def test_a_thread_may_call_after_the_main_thread_has_ended(run_python):
     """Python starts no threads any more then, so the calling thread computes every share."""
     done = run_python(
+        "-c",
         SETUP
         + """
 def later():
@@ -226,24 +233,18 @@ def later():
     time.sleep(0.2)
     print("right" if same(call()) else "wrong")
 threading.Thread(target=later).start()
-"""
+""",
     )
     assert (done.returncode, done.stdout) == (0, "right\n"), done.stderr
 
 
-def guards(*arguments):
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (TOOLS.parents[1] / "src", TOOLS)))}
-    command = [sys.executable, TOOLS / "kernel_guards.py", *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
-
-
 @posix
-def test_nothing_outside_of_a_tensor_is_read_or_written():
-    done = guards(*LEVELS)
+def test_nothing_outside_of_a_tensor_is_read_or_written(run_python):
+    done = run_python(TOOLS / "kernel_guards.py", *LEVELS, timeout=120)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.stdout[-300:]}{done.stderr[-2000:]}"
 
 
 @posix
-def test_the_guards_see_a_key_too_many():
-    done = guards(LEVELS[0], "--short")
+def test_the_guards_see_a_key_too_many(run_python):
+    done = run_python(TOOLS / "kernel_guards.py", LEVELS[0], "--short", timeout=120)
     assert done.returncode == -signal.SIGSEGV and "done" not in done.stdout

@@ -61,31 +61,41 @@ class Ranks:
 
 
 @pytest.fixture(scope="module")
-def ring(request):
-    """One process group for all cases of a number of ranks."""
-    ranks = Ranks(request.param, serve)
+def ring():
+    """One process group for all cases of a number of ranks. (A parameter would start one for each case: pytest tears
+    a fixture down where the next test has another row of parameters, though its value is the same.)
+    """
+    started = {}
+
+    def of(num_ranks):
+        if num_ranks not in started:
+            started[num_ranks] = Ranks(num_ranks, serve)
+        return started[num_ranks]
+
     try:
-        yield ranks
-        ranks.send(None)
-        assert ranks.exit_codes() == [0] * request.param
+        yield of
+        for num_ranks, ranks in started.items():
+            ranks.send(None)
+            assert ranks.exit_codes() == [0] * num_ranks
     finally:
-        ranks.kill()
+        for ranks in started.values():
+            ranks.kill()
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("ring")  # the processes start once
+@pytest.mark.group("ring")  # the processes start once
 @pytest.mark.parametrize(
-    ("ring", "name"),
+    ("num_ranks", "name"),
     [
         pytest.param(ranks, name, marks=pytest.mark.example if ranks == 4 else ())
         for ranks in (2, 4)
         for name in cases(ranks)
     ],
-    indirect=["ring"],
 )
-def test_many_ranks_are_as_one(ring, name):
-    ring.send(name)
-    wrong = {rank: said for rank in range(len(ring.pipes)) if (said := ring.answer(rank)) != "ok"}
+def test_many_ranks_are_as_one(ring, num_ranks, name):
+    ranks = ring(num_ranks)
+    ranks.send(name)
+    wrong = {rank: said for rank in range(num_ranks) if (said := ranks.answer(rank)) != "ok"}
     assert not wrong, "\n".join(f"rank {rank}: {said}" for rank, said in wrong.items())
 
 

@@ -47,6 +47,7 @@ def right(weights: rg.AttentionMap) -> tuple[Tensor, rg.maps.RowLinks]:
 def wrong(weights: rg.AttentionMap) -> tuple[rg.maps.RowLinks, Tensor]:
     return weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(1))
 """
+MODES = ("basic", "strict")  # of pyright
 #: mypy reads torch for a minute, so it takes torch's types for Any. It checks all names of Regard.
 MYPY = """\
 [mypy]
@@ -65,11 +66,11 @@ def all_names():
     return "\n".join(["import regard as rg", *(f"print({line})" for line in lines)])
 
 
-def written(folder, settings):
-    """The scripts of a user, in a folder with the settings of a checker."""
+def written(folder, settings, end=""):
+    """The scripts of a user, each with this end, in a folder with the settings of a checker."""
     texts = {"script": SCRIPT, "mistakes": MISTAKES, "names": all_names(), "statistics": STATISTICS}
     for name, text in texts.items():
-        (folder / f"{name}.py").write_text(text)
+        (folder / f"{name}.py").write_text(text + end)
     for name, text in settings.items():
         (folder / name).write_text(text)
     return texts
@@ -85,23 +86,34 @@ def test_the_typed_script_runs(capsys):
     assert "window(size=0)" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["basic", "strict"])
-def test_pyright_accepts_a_users_script_and_every_public_name_and_reports_every_mistake(tmp_path, mode):
-    packages = tmp_path / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+@pytest.fixture(scope="module")
+def errors_of_pyright(tmp_path_factory):
+    """mode -> file -> the lines with errors. One process reads torch and Regard for both modes."""
+    folder = tmp_path_factory.mktemp("pyright")
+    packages = folder / "venv" / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     packages.mkdir(parents=True)
     installed = [path for path in sys.path if path.endswith("site-packages")]
     (packages / "installed.pth").write_text("\n".join([str(SOURCE.parent), *installed]))
-    settings = {"venvPath": ".", "venv": "venv", "typeCheckingMode": mode, "include": ["*.py"]}
-    texts = written(tmp_path, {"pyrightconfig.json": json.dumps(settings)})
-    command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(tmp_path)]
+    settings = {"venvPath": ".", "venv": "venv", "typeCheckingMode": "off", "include": [*MODES]}
+    (folder / "pyrightconfig.json").write_text(json.dumps(settings))
+    for mode in MODES:
+        (folder / mode).mkdir()
+        num_texts = len(written(folder / mode, {}, f"\n# pyright: {mode}\n"))
+    command = [sys.executable, "-m", "pyright", "--outputjson", "--project", str(folder)]
     done = json.loads(subprocess.run(command, capture_output=True, text=True, check=False).stdout)
-    assert done["summary"]["filesAnalyzed"] == len(texts)
-    found = defaultdict(set)
+    assert done["summary"]["filesAnalyzed"] == len(MODES) * num_texts
+    found = {mode: defaultdict(set) for mode in MODES}
     for entry in done["generalDiagnostics"]:
         if entry["severity"] == "error":
-            found[Path(entry["file"]).stem].add(entry["range"]["start"]["line"] + 1)
-    assert found == {"mistakes": mistakes(), "statistics": {6}}
+            file = Path(entry["file"])
+            found[file.parent.name][file.stem].add(entry["range"]["start"]["line"] + 1)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+def test_pyright_accepts_a_users_script_and_every_public_name_and_reports_every_mistake(errors_of_pyright, mode):
+    assert errors_of_pyright[mode] == {"mistakes": mistakes(), "statistics": {6}}
 
 
 @pytest.mark.slow

@@ -7,6 +7,8 @@ its own, which imports regard anew.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import os
 import runpy
@@ -14,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import threading
 from contextlib import suppress
 from importlib import import_module
 
@@ -114,13 +117,34 @@ def run(request: dict) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def run_and_end(request: dict) -> None:
+    """Run a request and end this process as Python does, but for freeing objects, for which their memory is copied."""
+    status = 0
+    try:
+        run(request)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            raise
+        status = end.code or 0
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    with suppress(OSError):  # a closed pipe, of which Python complains when it ends
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status & 255)
+    sys.exit(status)
+
+
 def main() -> None:
     """Import packages, then serve."""
     for name in SLOW:
         with suppress(ModuleNotFoundError):
             import_module(name)
     del sys.path[0]  # the folder of this file
-    run(serve(sys.argv[1]))
+    # A fork that looks for garbage among these objects, as at its end, copies the memory of each: 1.7 s.
+    gc.collect()
+    gc.freeze()
+    run_and_end(serve(sys.argv[1]))
 
 
 if __name__ == "__main__":

@@ -353,11 +353,11 @@ def _same(expected: Tensor, given: Tensor, tolerance: float) -> bool:
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    if not torch.equal(one.isfinite(), other.isfinite()):
-        return False
     finite = one.isfinite()
-    size = float(one[finite].abs().max()) if finite.any() else 0.0
-    return bool(((one - other)[finite].abs() <= tolerance * (size + 1e-6)).all())
+    if not torch.equal(finite, other.isfinite()):
+        return False
+    one, difference = one[finite], (one - other)[finite]
+    return not len(one) or bool(difference.abs().max() <= tolerance * (one.abs().max() + 1e-6))
 
 
 def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
