@@ -61,6 +61,9 @@ class RingMap(ScoredMap):
     def _compared(self, name: str) -> Prepared:
         raise RegardError(f"weights.{name}: this map has no tensor of all {name} vectors. Each rank has its own part.")
 
+    def _score_steps(self, batch: int, head: int, query: int) -> NoReturn:
+        raise RegardError("weights.step_table: the keys of this map are on several ranks. Attend on one rank.")
+
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether the tensors of this rank require grad. A backward pass refuses: each rank has only its part."""
