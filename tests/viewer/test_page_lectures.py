@@ -198,7 +198,7 @@ def test_a_lecture_needs_no_network_and_an_unknown_one_is_refused(tmp_path):
     for lecture in LECTURES:
         text = write_lecture(tmp_path / "new" / f"{lecture}.html", lecture).read_text(encoding="utf-8")
         assert "default-src 'none'" in text and " src=" not in text.split("<script")[0]
-    with pytest.raises(RegardError, match=r"no lecture 'score'.* steps, scores"):
+    with pytest.raises(RegardError, match=r"no lecture 'score'.* Did you mean 'scores'\? "):
         write_lecture(tmp_path / "score.html", "score")
 
 

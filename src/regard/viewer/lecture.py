@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from regard.base.checks import checked
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, nearest
 from regard.base.whole_files import write_whole
 from regard.viewer.page import embed, html
 
@@ -37,6 +37,6 @@ def write_lecture(path: str | os.PathLike[str], lecture: str) -> Path:
     ('steps.html', True)
     """
     if lecture not in LECTURES:
-        raise RegardError(f"write_lecture: there is no lecture {lecture!r}. The lectures are {', '.join(LECTURES)}.")
+        raise RegardError(f"write_lecture: there is no lecture {lecture!r}. {nearest(lecture, LECTURES)}")
     write_whole(Path(path), html(embed({"lecture": lecture}), program="lecture.js"))
     return Path(path)
