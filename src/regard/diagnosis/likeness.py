@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.diagnosis.calling import Caller, InputSizes, callers_of, copy_of, declared_heads
+from regard.diagnosis.calling import Caller, InputSizes, callers_of, copy_of, declared_heads, without_rounding
 from regard.diagnosis.mask_builders import MASKS
 from regard.diagnosis.matrices import check_names, fitting, matrices_of, swapped_names, unified
+from regard.diagnosis.numerics import precision_finding
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.recording import Recording, recorded
 from regard.diagnosis.references import REFERENCES
@@ -88,11 +89,15 @@ class Way:
 
 @dataclass(frozen=True)
 class Likeness:
-    """A function beside a reference: the finding, the call, and whether the mistake explains all numbers."""
+    """A function beside a reference: the finding, the call, and whether the mistake explains all numbers.
+
+    `rounding` is the finding that numbers are rounded to half precision inside; then the call is without it.
+    """
 
     finding: CheckFinding
     caller: Caller
     is_explained: bool = True
+    rounding: CheckFinding | None = None
 
 
 @torch.no_grad()
@@ -104,13 +109,17 @@ def likeness(
     seed: int,
     progress: CheckProgress,
     names_mistakes: bool = True,
+    is_rounding: bool | None = None,
 ) -> Likeness:
     """Equal to the reference, the mistake by its step, the first step that differs, or not decided.
 
     Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
+    `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
     """
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
+    if is_rounding:
+        callers = list(map(without_rounding, callers))
     every: list[Way] = []
     wrong_in_larger: Way | None = None
     for way in (way for caller in callers for way in ways_of(caller, reference, names)):
@@ -126,6 +135,8 @@ def likeness(
             break
     if not names_mistakes:
         return _different(reference, callers[0])
+    if is_rounding is None and (rounding := _rounding(callers[0])) is not None:
+        return replace(likeness(function, reference, inputs, names, seed, progress, True, True), rounding=rounding)
     if every:
         every.sort(key=lambda way: -way.agreeing)
         found = _mistake_of(every[:MOST_TRIED], reference)
@@ -153,6 +164,12 @@ def _is_one_query(way: Way) -> bool:
 def _different(reference: Reference, caller: Caller) -> Likeness:
     text = f"Its numbers are not those of {reference.name}."
     return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
+
+
+def _rounding(caller: Caller) -> CheckFinding | None:
+    """The finding that numbers are rounded to half precision inside; None if they are not, or if it cannot be seen."""
+    finding = None if caller.returns_weights_alone else precision_finding(caller)
+    return finding if finding is not None and finding.verdict == "wrong" else None
 
 
 def _callers(
