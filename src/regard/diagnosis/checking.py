@@ -36,7 +36,7 @@ from regard.diagnosis.masks import (
 )
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
-from regard.diagnosis.progress import CheckProgress, Tell
+from regard.diagnosis.progress import CheckProgress, Tell, of_threads
 from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.returned import returned_finding
@@ -146,7 +146,7 @@ def check(
     reference = None if like is None or like in MASKS else reference_named(like)
     importlib.import_module("torch._dynamo")  # modes need it, and a limit in the middle of its import would break torch
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
-    with state.limited(name_of(subject)):
+    with state.limited(name_of(subject)), of_threads(1):
         if like in MASKS:
             if not callable(subject):
                 raise RegardError(f"check(like={like!r}): {name_of(subject)} is no function that builds a mask.")

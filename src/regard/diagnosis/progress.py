@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from regard.base.errors import RegardError
 from regard.diagnosis.report import CheckFinding
 
@@ -32,6 +34,7 @@ class CheckProgress:
     check: str = "arguments and axes"
     findings: list[CheckFinding] = field(default_factory=list)
     calls: int = 0
+    num_threads: int = field(default_factory=torch.get_num_threads)  # outside of the check, for its times
     started: float = field(default_factory=lambda: time.monotonic())
     is_calling: bool = False
     changed: float = field(default_factory=lambda: time.monotonic())  # when the last call began or returned
@@ -110,6 +113,21 @@ class CheckProgress:
             f"{USUAL_CALLS} calls are needed. Found so far: {counted_findings(self.findings)}. Make calls faster, or "
             "raise the limit: regard.check(..., limit=600), or --limit 600 for the command, in seconds."
         )
+
+
+@contextmanager
+def of_threads(number: int) -> Iterator[None]:
+    """Inside, torch computes in that number of threads; afterwards in as many as before.
+
+    The tensors of a check are small. Several threads save no time on them, and on a busy machine they wait for each
+    other: there a check took 40 times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _alarm_is_free() -> bool:
