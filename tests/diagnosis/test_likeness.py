@@ -6,6 +6,7 @@ import json
 import math
 import re
 import time
+import warnings
 
 import pytest
 import torch
@@ -301,3 +302,20 @@ def test_a_long_search_is_not_called_an_endless_call(monkeypatch):
     monkeypatch.setattr(likeness, "_mistake_of", lambda tried, reference: time.sleep(60))
     with pytest.raises(rg.RegardError, match=r"the search for the mistake has taken . s since the last call"):
         rg.check(lambda q, k, v: (q @ k.mT).sin().softmax(-1) @ v, like="scaled_dot_product", limit=3.0)
+
+
+def test_right_without_a_batch_and_not_with_one_is_a_question():
+    def over_axis_1(q, k, v):
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(1) @ v
+
+    def alone(q, k, v):
+        return (q @ k.T / math.sqrt(q.shape[-1])).softmax(1) @ v
+
+    report = rg.check(over_axis_1, like="scaled_dot_product")
+    assert report.ok is True and report.open_questions == ("axes",)
+    assert report.as_dict()["open_questions"] == ["axes"]
+    assert rg.check(over_axis_1, *torch.randn(3, 5, 8), like="scaled_dot_product").open_questions == ()
+    batched = rg.check(over_axis_1, *torch.randn(3, 2, 5, 8), like="scaled_dot_product")
+    assert batched.mistakes == ("the softmax is over the queries",)
+    with warnings.catch_warnings(action="ignore"):  # torch: .T of more than two axes
+        assert rg.check(alone, like="scaled_dot_product").open_questions == ()

@@ -218,8 +218,7 @@ def _report_beside(
     progress.begin("steps")
     found = likeness(function, reference, inputs, names, seed, progress)
     steps, caller = found.finding, found.caller
-    findings, equal = [steps], (reference.name,) if steps.verdict == "right" else ()
-    findings += [found.rounding] if found.rounding is not None else []
+    findings, equal = found.findings, (reference.name,) if steps.verdict == "right" else ()
     progress.add(findings)
     if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
         mask, scale = meant

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.diagnosis.calling import Caller, InputSizes, callers_of, copy_of, declared_heads, without_rounding
+from regard.diagnosis.calling import AXES, Caller, InputSizes, callers_of, copy_of, declared_heads, without_rounding
 from regard.diagnosis.mask_builders import MASKS
 from regard.diagnosis.matrices import check_names, fitting, matrices_of, swapped_names, unified
 from regard.diagnosis.numerics import precision_finding
@@ -91,13 +91,20 @@ class Way:
 class Likeness:
     """A function beside a reference: the finding, the call, and whether the mistake explains all numbers.
 
-    `rounding` is the finding that numbers are rounded to half precision inside; then the call is without it.
+    `rounding` is the finding that numbers are rounded to half precision inside; then the call is without it. `axes` is
+    the question which axes are meant, if the numbers are right without a batch, and others with one.
     """
 
     finding: CheckFinding
     caller: Caller
     is_explained: bool = True
     rounding: CheckFinding | None = None
+    axes: CheckFinding | None = None
+
+    @property
+    def findings(self) -> list[CheckFinding]:
+        """The finding about the steps, and the further ones."""
+        return [finding for finding in (self.finding, self.rounding, self.axes) if finding is not None]
 
 
 @torch.no_grad()
@@ -128,7 +135,7 @@ def likeness(
             continue
         later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
         if later is None:
-            return _equal(way, reference)
+            return replace(_equal(way, reference), axes=_axes_question(way, every))
         wrong_in_larger = _in_case(way, later)
         if not _is_one_query(way):
             every.clear()
@@ -154,6 +161,16 @@ def _equal(way: Way, reference: Reference) -> Likeness:
     if swapped:
         return Likeness(_wrong(f"{text}, and the names say otherwise.", swapped), way.case.caller)
     return Likeness(CheckFinding("steps", "right", f"{text}."), way.case.caller)
+
+
+def _axes_question(way: Way, others: list[Way]) -> CheckFinding | None:
+    """Which axes are meant, if the function is right without a batch, and another call of it has one."""
+    other = next((o.case.caller for o in others if "b" in o.case.caller.query_axes), None)
+    if "b" in way.case.caller.query_axes or other is None:
+        return None
+    mine, wider = (", ".join(AXES[axis] for axis in caller.query_axes) for caller in (way.case.caller, other))
+    text = f"With axes ({mine}) its numbers are right, and with ({wider}) they are not."
+    return CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
 
 
 def _is_one_query(way: Way) -> bool:
