@@ -75,7 +75,7 @@ def _decoded(caller: Caller, inputs: Inputs, ends: list[int]) -> Iterator[tuple[
     name, cache, start = caller.roles.cache, None, 0
     for end in ends:
         part = _part(inputs, start, end)
-        result = caller.result(*part, {name: cache})
+        result = caller.result(*part, {str(name): cache})
         output, cache, start = caller.read_result(result, *part).output, _cache_in(result), end
         yield output, tensors_of(cache)
 
