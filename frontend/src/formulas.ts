@@ -114,3 +114,92 @@ export function normals(count: number, seed: number): number[] {
     () => Math.sqrt(-2 * Math.log(uniform())) * Math.cos(2 * Math.PI * uniform()),
   );
 }
+
+// Vectors of independent normal numbers, from one stream: streams of near seeds are alike. A larger width keeps the
+// channels of a smaller one.
+export function vectorsOf(count: number, width: number, seed: number): number[][] {
+  const room = Math.max(width, 64);
+  const drawn = normals(count * room, seed);
+  return Array.from({ length: count }, (_, at) => drawn.slice(at * room, at * room + width));
+}
+
+// The maps of all heads: head h compares its own channels of the queries with those of the keys.
+export function mapsOfHeads(queries: number[][], keys: number[][], heads: number): number[][][] {
+  const width = (queries[0] ?? []).length / heads;
+  const part = (x: number[], head: number) => x.slice(head * width, (head + 1) * width);
+  return Array.from({ length: heads }, (_, head) =>
+    queries.map((query, i) => {
+      const own = keys.map((key) => part(key, head));
+      return stepsOf(part(query, head), own, [], i, () => true).weights;
+    }),
+  );
+}
+
+// The mean cosine between the maps of two heads.
+export function likeness(maps: number[][][]): number {
+  const flat = maps.map((map) => map.flat());
+  const all = flat.flatMap((one, at) =>
+    flat
+      .slice(at + 1)
+      .map((other) => dot(one, other) / (Math.hypot(...one) * Math.hypot(...other))),
+  );
+  return all.length ? sum(all) / all.length : 1;
+}
+
+export interface Layer {
+  products: number; // multiplications, as in table 1 of Vaswani et al. 2017: the scores, or one matrix of a recurrence
+  kept: number; // numbers in memory beside the inputs, if all scores or states are stored
+  path: number; // the most layers or steps from one token to another
+}
+// The costs of a layer for n tokens of width d, with a causal window of w tokens and h heads.
+export function costsOf(n: number, d: number, h: number, w: number): Record<string, Layer> {
+  const near = Math.min(w, n);
+  const pairs = n * near - (near * (near - 1)) / 2;
+  return {
+    attention: { products: n * n * d, kept: h * n * n, path: 1 },
+    window: { products: pairs * d, kept: h * pairs, path: Math.ceil((n - 1) / Math.max(w - 1, 1)) },
+    "linear attention": { products: (n * d * d) / h, kept: (d * d) / h, path: 1 },
+    recurrence: { products: n * d * d, kept: d, path: n - 1 },
+  };
+}
+
+// RoPE: the pair of channels (m, m + D / 2) turns by position · base^(-2m / D).
+const turn = (m: number, width: number, base: number) => base ** ((-2 * m) / width);
+export function rotated(x: number[], position: number, base: number): number[] {
+  const half = x.length / 2;
+  const angle = (m: number) => position * turn(m % half, x.length, base);
+  return x.map((one, m) =>
+    m < half
+      ? one * Math.cos(angle(m)) - x[m + half] * Math.sin(angle(m))
+      : one * Math.cos(angle(m)) + x[m - half] * Math.sin(angle(m)),
+  );
+}
+// The score of a vector with itself at a distance, as a share of that at distance 0, in the mean over all vectors.
+export const decay = (distance: number, width: number, base: number) =>
+  sum(Array.from({ length: width / 2 }, (_, m) => Math.cos(distance * turn(m, width, base)))) /
+  (width / 2);
+
+// Biases by distance, for keys before the query. ALiBi's slopes are 2^(-8 (h + 1) / H); of other numbers of heads than
+// powers of two, the further slopes are every second one of the next power.
+export function slope(head: number, heads: number): number {
+  const power = 2 ** Math.floor(Math.log2(heads));
+  return head < power
+    ? 2 ** ((-8 * (head + 1)) / power)
+    : 2 ** ((-8 * (2 * (head - power) + 1)) / (2 * power));
+}
+export function bucketOfT5(distance: number, buckets = 32, furthest = 128): number {
+  const exact = buckets / 2;
+  if (distance < exact) return distance;
+  const ratio = Math.log(distance / exact) / Math.log(furthest / exact);
+  return Math.min(exact + Math.floor(ratio * (buckets - exact)), buckets - 1);
+}
+export const tableOfT5 = (head: number) => vectorsOf(16, 32, 11)[head];
+export const BIASES: Record<string, (distance: number, head: number, heads: number) => number> = {
+  "no bias": () => 0,
+  ALiBi: (distance, head, heads) => -slope(head, heads) * distance,
+  KERPLE: (distance, head, heads) => -(head + 1) * Math.log1p(distance / heads),
+  T5: (distance, head) => tableOfT5(head)[bucketOfT5(distance)],
+};
+// The weights of the last query of a text on the keys at each distance, if all products are equal.
+export const weightsByDistance = (bias: string, length: number, head: number, heads: number) =>
+  softmax(Array.from({ length }, (_, distance) => BIASES[bias](distance, head, heads)));

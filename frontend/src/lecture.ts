@@ -2,10 +2,14 @@
 import { Colors, scaleOf } from "./color";
 import type { Context } from "./context";
 import { h } from "./dom";
-import { stepLecture } from "./lecture_steps";
+import { biasLecture } from "./lecture_biases";
+import { headLecture } from "./lecture_heads";
+import { lengthLecture } from "./lecture_length";
 import { maskGallery } from "./lecture_masks";
 import { positions } from "./lecture_positions";
+import { ropeLecture } from "./lecture_rope";
 import { NUM_KEYS, scores } from "./lecture_scores";
+import { stepLecture } from "./lecture_steps";
 import type { Lecture } from "./lecture_controls";
 
 const LECTURES: Record<string, [string, Lecture]> = {
@@ -13,6 +17,10 @@ const LECTURES: Record<string, [string, Lecture]> = {
   scores: ["Scores and temperature", scores],
   masks: ["Masks", maskGallery],
   positions: ["Sinusoidal positions", positions],
+  rope: ["RoPE: positions that rotate", ropeLecture],
+  biases: ["Biases by distance", biasLecture],
+  heads: ["Heads", headLecture],
+  length: ["Length: what a layer costs", lengthLecture],
 };
 
 const root = document.getElementById("regard")!;

@@ -1,7 +1,7 @@
 // The lecture on one query: scores, scaling, mask, softmax and weighted sum, with every number.
 import type { Context } from "./context";
 import { h } from "./dom";
-import { entropy, MASKS, normals, stepsOf, type Steps } from "./formulas";
+import { entropy, MASKS, stepsOf, type Steps, vectorsOf } from "./formulas";
 import { dial, type Lecture, withControls, list } from "./lecture_controls";
 
 const TOKENS = ["The", "cat", "sat", "on", "the", "mat"];
@@ -15,8 +15,7 @@ const number = (value: number) =>
         .toFixed(2)
         .replace("-", "−")
         .replace(/^−(0\.00)$/, "$1");
-const vectors = (width: number, seed: number) =>
-  TOKENS.map((_, at) => normals(width, 97 * at + seed));
+const vectors = (width: number, seed: number) => vectorsOf(TOKENS.length, width, seed);
 
 function steps(): [Steps, number[][]] {
   const values = vectors(CHANNELS, 5);

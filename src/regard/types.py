@@ -14,6 +14,7 @@ from regard.catalog import CatalogEntry
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.engine.plan import CompositePlan, ExecutionPlan
 from regard.engine.ring import RankLost, RingPlan
+from regard.maps.step_table import StepTable
 from regard.pieces.grid import Grid
 from regard.profiling.corpus_profile import CorpusProfile
 from regard.stats.alignment import TimeAlignment
@@ -58,6 +59,7 @@ __all__ = [
     "Role",
     "RoleTable",
     "Spans",
+    "StepTable",
     "SweepTable",
     "TextDifference",
     "TextReading",

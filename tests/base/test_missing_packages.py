@@ -34,6 +34,7 @@ COMMANDS = {
     "plan sliding_window --length 64": "cli",
     "check attention.py:attention": "cli",
     "exercises kit --only rope": "cli",
+    "lecture steps --out steps.html": "cli",
     "analyze corpus.txt --length 12 --model MODEL": "hf",
     "analyze corpus.txt --length 12 --model MODEL --save seen": "hf",
     "analyze corpus.txt --length 12 --model MODEL --figures pictures": "demo",

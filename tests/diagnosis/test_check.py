@@ -628,3 +628,21 @@ def test_what_cannot_be_checked_is_refused():
         rg.check(max)
     with pytest.raises(rg.RegardError, match=r"check\(scale=nan\): the factor of the scores is a finite number"):
         rg.check(by_matmul, scale=float("nan"))
+
+
+def test_a_check_computes_in_one_thread_but_for_its_times():
+    """On a busy machine threads wait for each other, and its tensors are small."""
+    seen = {}
+
+    def attention(q, k, v):
+        seen.setdefault(q.shape[-2], set()).add(torch.get_num_threads())
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        rg.check(attention)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert seen.pop(256) == {3} and set().union(*(seen[n] for n in seen if n != 16)) == {1}

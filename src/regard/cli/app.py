@@ -177,6 +177,23 @@ def exercises(
 
 
 @app.command(cls=Command)
+def lecture(
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="steps, scores, masks, positions, rope, biases, heads or length."),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="The file to write; default: NAME.html.")
+    ] = None,
+    open_: Annotated[bool, typer.Option("--open", help="Open the lecture in the browser.")] = False,
+) -> None:
+    """Write a lecture: figures with sliders in one file, which needs no network."""
+    from regard.cli.lecture import run
+
+    run(name, out, open_)
+
+
+@app.command(cls=Command)
 def plan(
     name: Name,
     length: Annotated[int, typer.Option(min=1, help="Number of queries and keys.")] = 32768,

@@ -21,7 +21,7 @@ EXTRAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 #: Command -> the extra that it always needs.
 COMMANDS = {
-    **dict.fromkeys(("list", "info", "plan", "check", "exercises"), "cli"),
+    **dict.fromkeys(("list", "info", "plan", "check", "exercises", "lecture"), "cli"),
     **{"demo": "demo", "analyze": "hf", "view": "view"},
     **dict.fromkeys(("data", "train", "translate", "align", "evaluate", "compare"), "lab"),
 }

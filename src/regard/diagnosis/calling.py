@@ -151,12 +151,16 @@ class Caller:
         result = self._result(arguments, extra, with_dropout)
         given = self._arguments(query, key, value)
         changed = any(not torch.equal(arguments[name], given[name]) for name in given)
-        return replace(self._read_result(result, query, key, value), changes_inputs=changed)
+        return replace(self.read_result(result, query, key, value), changes_inputs=changed)
 
     def returned(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         """All tensors of real numbers that a call without dropout returns, as they are."""
-        result = self._result(self._arguments(query.clone(), key.clone(), value.clone()), NO_ARGUMENTS, False)
+        result = self.result(query, key, value)
         return [x for x in tensors_of(result) if x.is_floating_point()]
+
+    def result(self, query: Tensor, key: Tensor, value: Tensor, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Any:
+        """What a call without dropout returns, as it is."""
+        return self._result(self._arguments(query.clone(), key.clone(), value.clone()), extra, False)
 
     @property
     def returns_weights_alone(self) -> bool:
@@ -212,7 +216,8 @@ class Caller:
         values = {n: self.argument_width if v == "width" else v for n, v in self.roles.required.items()}
         return values | ({self.roles.training: False} if self.roles.training else {})
 
-    def _read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
+    def read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
+        """The output and the weights of a result."""
         B, H, I, J = *query.shape[:3], key.shape[2]
         returned = [x for x in tensors_of(result) if x.is_floating_point()]
         outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]
@@ -245,6 +250,11 @@ class Caller:
         keys += f" in {s.key_heads} heads" if s.key_heads else ""
         kind = "NumPy arrays" if self.numpy else "tensors"
         return f"({arguments}), with {kind} ({names}) = ({sizes}){keys}"
+
+
+def without_rounding(caller: Caller) -> Caller:
+    """The same call in which casts to half precision do nothing."""
+    return replace(caller, undone=replace(caller.undone, rounding=True))
 
 
 def argument_tensor(x: Tensor, axes: str, is_viewed: bool = False) -> Tensor:

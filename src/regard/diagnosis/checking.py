@@ -7,7 +7,6 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +20,8 @@ from regard.base.errors import RegardError, nearest
 from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
-from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of, copy_of
+from regard.diagnosis.cached_calls import cache_finding
+from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of, copy_of, without_rounding
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.likeness import likeness, reference_named
 from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
@@ -36,7 +36,7 @@ from regard.diagnosis.masks import (
 )
 from regard.diagnosis.mechanisms import equal_mechanisms, learned_mechanism
 from regard.diagnosis.piece_laws import law_report
-from regard.diagnosis.progress import CheckProgress, Tell
+from regard.diagnosis.progress import CheckProgress, Tell, of_threads
 from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding, CheckReport
 from regard.diagnosis.returned import returned_finding
@@ -146,7 +146,7 @@ def check(
     reference = None if like is None or like in MASKS else reference_named(like)
     importlib.import_module("torch._dynamo")  # modes need it, and a limit in the middle of its import would break torch
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
-    with state.limited(name_of(subject)):
+    with state.limited(name_of(subject)), of_threads(1):
         if like in MASKS:
             if not callable(subject):
                 raise RegardError(f"check(like={like!r}): {name_of(subject)} is no function that builds a mask.")
@@ -218,13 +218,13 @@ def _report_beside(
     progress.begin("steps")
     found = likeness(function, reference, inputs, names, seed, progress)
     steps, caller = found.finding, found.caller
-    progress.add([steps])
-    findings, equal = [steps], (reference.name,) if steps.verdict == "right" else ()
+    findings, equal = found.findings, (reference.name,) if steps.verdict == "right" else ()
+    progress.add(findings)
     if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
         mask, scale = meant
         best = _best_examination([caller], mask, reference.scale if scale is None else scale)
-        others = [finding for finding in best.findings() if finding not in findings]
-        findings += [finding for finding in others if finding.what not in DECIDED_BY_STEPS]
+        known = {*DECIDED_BY_STEPS, *(finding.what for finding in findings)}
+        findings = [*findings, *(finding for finding in best.findings() if finding.what not in known)]
     return CheckReport(name_of(subject), f"{name_of(subject)}{caller.text}", tuple(findings), equal)
 
 
@@ -233,7 +233,8 @@ def _positions_of(
 ) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
     """The findings and the name of a function that adds positions, or rotates by them; None if it does neither."""
     for name in POSITIONS:
-        found = likeness(function, REFERENCES[name], inputs, {}, seed, progress).finding
+        is_rounding = caller.undone.rounding
+        found = likeness(function, REFERENCES[name], inputs, {}, seed, progress, is_rounding=is_rounding).finding
         if found.verdict == "right":
             return [found], (name,)
     outputs = [(x, caller(x, x, x).output) for x in (caller.sizes.sample(n, caller.dtype)[0] for n in (7, 8))]
@@ -272,8 +273,9 @@ def _steps_findings(
         names = [best.equal[0]]
     elif is_recurrent and is_module:
         names = ["luong_general"] if any(p.ndim > 1 for p in function.parameters()) else ["luong_dot"]
+    is_rounding = best.caller.undone.rounding
     found = (
-        likeness(function, REFERENCES[name], inputs, {}, seed, progress, names_mistakes=name == names[0])
+        likeness(function, REFERENCES[name], inputs, {}, seed, progress, name == names[0], is_rounding)
         for name in names
     )
     seems = next(found)
@@ -297,7 +299,7 @@ def _best_examination(callers: list[Caller], mask: str | None, scale: float | No
     precision = numerics.precision_finding(callers[0])
     progress.begin("weights")
     if precision is not None and precision.verdict == "wrong":
-        callers = [replace(caller, undone=replace(caller.undone, rounding=True)) for caller in callers]
+        callers = list(map(without_rounding, callers))
     examinations = [_Examination(caller, mask, scale) for caller in callers]
     best = _most_plausible(examinations)
     if best.isolation is not None:
@@ -465,6 +467,7 @@ class _Examination:
         if scores[0].verdict != "wrong" and not caller.undone.mixes_tokens:
             yield "batch", lambda: self.mixing
             yield "order", lambda: [invariance.order_finding(caller, self.is_causal(), mechanism)]
+        yield "cache", lambda: [cache_finding(caller)]
         if measurement is not None and measurable is not None:
             heads_mix = "heads" in self.wrong_properties()
             yield "groups", lambda: [None if heads_mix else grouping_finding(measurable, measurement)]

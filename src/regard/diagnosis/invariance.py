@@ -19,7 +19,7 @@ from regard.diagnosis.weights import close
 def batch_finding(caller: Caller) -> CheckFinding | None:
     """Whether each sequence of a batch has the output of a run alone, whatever the others hold."""
     if caller.sizes.batch == 1:
-        return None
+        return _lost_batch_finding(caller)
     query, key, value = inputs = caller.sizes.sample(1, caller.dtype)
     together = caller(*inputs).output
     remedy = "Keep the batch axis: no sum, norm, softmax, roll or reshape over axis 0; transpose axes before .view."
@@ -45,6 +45,24 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
         text = f"A sequence alone has another output than in a batch, by {_difference(together, alone):.2g}."
         return CheckFinding("batch", "wrong", text, remedy, mistake)
     return CheckFinding("batch", "right", "Each sequence has the output of a run alone, whatever the others hold.")
+
+
+def _lost_batch_finding(caller: Caller) -> CheckFinding | None:
+    """The mistake of a function without a batch that accepts one, and returns fewer sequences than it got."""
+    if "b" in caller.query_axes or "n" not in caller.query_axes:
+        return None
+    sizes = replace(caller.sizes, batch=2)
+    batched = replace(caller, query_axes=f"b{caller.query_axes}", key_axes=f"b{caller.key_axes}", sizes=sizes)
+    own = tuple(caller(*caller.sizes.sample(1, caller.dtype)).output.shape[2:])
+    try:
+        returned = batched.returned(*sizes.sample(1, caller.dtype))
+    except Exception:  # of the user's function: it takes no batch
+        return None
+    lost = next((x for x in returned if x.ndim == 3 and tuple(x.shape) == (1, *own)), None)
+    if lost is None:
+        return None
+    text = f"For a batch of 2 sequences it returns {tuple(lost.shape)}, the output of one."
+    return CheckFinding("batch", "wrong", text, "Keep the batch axis of the output.", "the output has lost sequences")
 
 
 @torch.no_grad()

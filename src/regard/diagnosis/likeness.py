@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.diagnosis.calling import Caller, InputSizes, callers_of, copy_of, declared_heads
+from regard.diagnosis.calling import AXES, Caller, InputSizes, callers_of, copy_of, declared_heads, without_rounding
 from regard.diagnosis.mask_builders import MASKS
 from regard.diagnosis.matrices import check_names, fitting, matrices_of, swapped_names, unified
+from regard.diagnosis.numerics import precision_finding
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.recording import Recording, recorded
 from regard.diagnosis.references import REFERENCES
@@ -88,11 +89,22 @@ class Way:
 
 @dataclass(frozen=True)
 class Likeness:
-    """A function beside a reference: the finding, the call, and whether the mistake explains all numbers."""
+    """A function beside a reference: the finding, the call, and whether the mistake explains all numbers.
+
+    `rounding` is the finding that numbers are rounded to half precision inside; then the call is without it. `axes` is
+    the question which axes are meant, if the numbers are right without a batch, and others with one.
+    """
 
     finding: CheckFinding
     caller: Caller
     is_explained: bool = True
+    rounding: CheckFinding | None = None
+    axes: CheckFinding | None = None
+
+    @property
+    def findings(self) -> list[CheckFinding]:
+        """The finding about the steps, and the further ones."""
+        return [finding for finding in (self.finding, self.rounding, self.axes) if finding is not None]
 
 
 @torch.no_grad()
@@ -104,13 +116,17 @@ def likeness(
     seed: int,
     progress: CheckProgress,
     names_mistakes: bool = True,
+    is_rounding: bool | None = None,
 ) -> Likeness:
     """Equal to the reference, the mistake by its step, the first step that differs, or not decided.
 
     Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
+    `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
     """
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
+    if is_rounding:
+        callers = list(map(without_rounding, callers))
     every: list[Way] = []
     wrong_in_larger: Way | None = None
     for way in (way for caller in callers for way in ways_of(caller, reference, names)):
@@ -119,13 +135,15 @@ def likeness(
             continue
         later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
         if later is None:
-            return _equal(way, reference)
+            return replace(_equal(way, reference), axes=_axes_question(way, every))
         wrong_in_larger = _in_case(way, later)
         if not _is_one_query(way):
             every.clear()
             break
     if not names_mistakes:
         return _different(reference, callers[0])
+    if is_rounding is None and (rounding := _rounding(callers[0])) is not None:
+        return replace(likeness(function, reference, inputs, names, seed, progress, True, True), rounding=rounding)
     if every:
         every.sort(key=lambda way: -way.agreeing)
         found = _mistake_of(every[:MOST_TRIED], reference)
@@ -145,6 +163,16 @@ def _equal(way: Way, reference: Reference) -> Likeness:
     return Likeness(CheckFinding("steps", "right", f"{text}."), way.case.caller)
 
 
+def _axes_question(way: Way, others: list[Way]) -> CheckFinding | None:
+    """Which axes are meant, if the function is right without a batch, and another call of it has one."""
+    other = next((o.case.caller for o in others if "b" in o.case.caller.query_axes), None)
+    if "b" in way.case.caller.query_axes or other is None:
+        return None
+    mine, wider = (", ".join(AXES[axis] for axis in caller.query_axes) for caller in (way.case.caller, other))
+    text = f"With axes ({mine}) its numbers are right, and with ({wider}) they are not."
+    return CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
+
+
 def _is_one_query(way: Way) -> bool:
     """Whether a function of query, key and value got one query alone: it may be wrong for several."""
     return len(way.case.caller.roles.inputs) == 3 and "n" not in way.case.caller.query_axes
@@ -153,6 +181,12 @@ def _is_one_query(way: Way) -> bool:
 def _different(reference: Reference, caller: Caller) -> Likeness:
     text = f"Its numbers are not those of {reference.name}."
     return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
+
+
+def _rounding(caller: Caller) -> CheckFinding | None:
+    """The finding that numbers are rounded to half precision inside; None if they are not, or if it cannot be seen."""
+    finding = None if caller.returns_weights_alone else precision_finding(caller)
+    return finding if finding is not None and finding.verdict == "wrong" else None
 
 
 def _callers(

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of, with_function
+from regard.diagnosis.progress import of_threads
 from regard.diagnosis.report import CheckFinding
 
 #: A bfloat16 has 8 bits, so one rounding is off by 0.2 %. A larger share of error than this has another cause.
@@ -208,9 +209,13 @@ def _short(error: Exception) -> str:
     return " ".join(str(error).split())[:120]
 
 
-@torch.no_grad()
 def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
     """Time of one call beside torch's kernel on tensors of the same shape, with queries of the keys' width."""
+    with of_threads(caller.progress.num_threads), torch.no_grad():
+        return _timed(caller, length)
+
+
+def _timed(caller: Caller, length: int) -> CheckFinding:
     sizes = replace(caller.sizes, queries=length, keys=length) if caller.sizes.queries > 1 else caller.sizes
     caller = in_dtype(replace(caller, sizes=sizes), torch.float32)
     inputs: Inputs = sizes.sample(11, torch.float32)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from regard.base.errors import RegardError
 from regard.diagnosis.report import CheckFinding
 
@@ -32,8 +34,10 @@ class CheckProgress:
     check: str = "arguments and axes"
     findings: list[CheckFinding] = field(default_factory=list)
     calls: int = 0
+    num_threads: int = field(default_factory=torch.get_num_threads)  # outside of the check, for its times
     started: float = field(default_factory=lambda: time.monotonic())
-    call_started: float = field(default_factory=lambda: time.monotonic())
+    is_calling: bool = False
+    changed: float = field(default_factory=lambda: time.monotonic())  # when the last call began or returned
 
     def begin(self, check: str) -> None:
         """The next check runs."""
@@ -48,13 +52,22 @@ class CheckProgress:
     def one_call(self) -> Iterator[None]:
         """One call of the user's function. The time between calls is checked too."""
         self._stop_if_late()
-        self.call_started = time.monotonic()
+        self._call_changed(is_calling=True)
         self._tell()
         try:
             yield
-        finally:
-            self.calls += 1
+        except LimitReached:
+            raise  # the call did not return
+        except BaseException:
+            self._call_changed(is_calling=False)
+            raise
+        self._call_changed(is_calling=False)
         self._stop_if_late()
+
+    def _call_changed(self, is_calling: bool) -> None:
+        """A call begins or has returned."""
+        self.calls += not is_calling
+        self.is_calling, self.changed = is_calling, time.monotonic()
 
     def _tell(self) -> None:
         self.tell(self.check, self.calls, tuple(self.findings))
@@ -89,15 +102,32 @@ class CheckProgress:
 
     def _over(self, subject: str) -> str:
         now = time.monotonic()
-        waited = now - self.call_started
+        waited = now - self.changed
         slow = f"{self.calls} calls took {(now - self.started) / max(self.calls, 1):.2g} s each"
         if waited > (now - self.started) / 2:
             slow = f"a call has not returned for {waited:.0f} s, so it may be endless"
+            if not self.is_calling:
+                slow = f"the search for the mistake has taken {waited:.0f} s since the last call"
         return (
             f"check: {subject}: stopped after {now - self.started:.0f} s, at the check {self.check!r}: {slow}. About "
             f"{USUAL_CALLS} calls are needed. Found so far: {counted_findings(self.findings)}. Make calls faster, or "
             "raise the limit: regard.check(..., limit=600), or --limit 600 for the command, in seconds."
         )
+
+
+@contextmanager
+def of_threads(number: int) -> Iterator[None]:
+    """Inside, torch computes in that number of threads; afterwards in as many as before.
+
+    The tensors of a check are small. Several threads save no time on them, and on a busy machine they wait for each
+    other: there a check took 40 times as long.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _alarm_is_free() -> bool:

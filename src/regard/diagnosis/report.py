@@ -83,7 +83,8 @@ class CheckReport:
         """All values as a dict that JSON can hold."""
         findings = [asdict(finding) for finding in self.findings]
         names: dict[str, Any] = {"subject": self.subject, "ok": self.ok, "mistakes": list(self.mistakes)}
-        names |= {"unchecked": list(self.unchecked), "mechanism": self.mechanism, "equal": list(self.equal)}
+        names |= {"unchecked": list(self.unchecked), "open_questions": list(self.open_questions)}
+        names |= {"mechanism": self.mechanism, "equal": list(self.equal)}
         return names | {"call": self.call, "findings": findings}
 
     def _repr_html_(self) -> str:

@@ -19,7 +19,7 @@ PRECISION = 1e-3
 
 @dataclass(frozen=True)
 class Product:
-    """Scores that are a factor times a product: "dot", "swapped" (k_i . q_j) or "cosine"."""
+    """Scores that are a factor times a product: "dot", "swapped" (k_i . q_j), "reversed" (q_i . k_{i-j}), "cosine"."""
 
     kind: str
     factor: float
@@ -82,6 +82,8 @@ def product_of(measurement: Measurement) -> Product | None:
     products = {"dot": query @ key.mT}
     if query.shape[2] == key.shape[2]:
         products["swapped"] = key @ query.mT
+    distance = torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
+    products["reversed"] = products["dot"].gather(-1, (distance % key.shape[2]).expand_as(products["dot"]))
     products["cosine"] = torch.cosine_similarity(query[..., :, None, :], key[..., None, :, :], -1)
     for kind, product in products.items():
         factor = _fit(measurement.weights.double(), product, (2, 3) if axis == -1 else (axis,))
@@ -163,6 +165,11 @@ def roles_finding(measurement: Measurement, is_known: bool) -> CheckFinding:
         return CheckFinding(
             "query and key", "wrong", text, "Compute q @ k.mT, (..., queries, keys).", "query and key are swapped"
         )
+    if product is not None and product.kind == "reversed":
+        text = "Query i gives value j the weight of key i - j: one of them has the newest token first."
+        remedy = "Join both at the end of the cache, along the axis of tokens: torch.cat((cache, new), -2)."
+        mistake = "the cache joins keys and values in different orders"
+        return CheckFinding("query and key", "wrong", text, remedy, mistake)
     if product is None and not is_known:
         text = "The weights are not the softmax of a product of q_i and k_j."
         return CheckFinding("query and key", "unknown", text)

@@ -26,11 +26,14 @@ TRAINING = {"training", "train", "is_training"}
 #: Names of the state of a recurrent decoder, and of the states of its encoder.
 RECURRENT = {"decoder_hidden", "decoder_state", "decoder_states", "hidden", "hidden_state", "state", "annotations"}
 RECURRENT |= {"encoder_output", "encoder_outputs", "encoder_states", "encoder_hiddens"}
+#: Names of a cache of earlier keys and values; the first call has None.
+CACHES = {"cache", "kv_cache", "past", "past_kv", "past_key_value", "past_key_values", "layer_past", "past_keys_values"}
 #: Required arguments that are neither inputs nor masks, and their values; "width" stands for the width of the inputs.
 OTHERS: dict[str, Any] = {
     **dict.fromkeys(("d_k", "dk", "dim", "d_model", "head_dim", "width", "embed_dim", "d", "hidden_size"), "width"),
     **dict.fromkeys(CAUSAL | TRAINING | {"need_weights", "return_weights"}, False),
     **dict.fromkeys(DROPOUT, 0.0),
+    **dict.fromkeys(CACHES, None),
 }
 
 
@@ -44,6 +47,7 @@ class Roles:
     causal: str | None
     dropout: str | None
     training: str | None
+    cache: str | None
     required: dict[str, Any]
 
     @property
@@ -115,6 +119,7 @@ def roles_of(function: Callable[..., Any]) -> Roles:
         _first(names, CAUSAL),
         _first(names, DROPOUT),
         _first(names, TRAINING),
+        _first(names, CACHES),
         {name: OTHERS[name.lower()] for name in others} | dict.fromkeys([m for m in masks if m in required]),
     )
 

@@ -38,6 +38,7 @@ from regard.maps.reductions import (
     TopLinks,
     check_reductions,
 )
+from regard.maps.step_table import StepTable, names_of, values_of_head
 from regard.maps.tensor_interface import TensorInterface
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
@@ -283,6 +284,52 @@ class AttentionMap(TensorInterface, ABC):
     def dense(self, budget: Count = BUDGET) -> Tensor:
         """All weights (B, H, I, J), if they fit in `budget` bytes."""
         return self.tile(budget=budget)
+
+    @checked
+    @torch.no_grad()
+    def step_table(
+        self,
+        query: int,
+        head: int = 0,
+        batch: int = 0,
+        *,
+        value: Tensor | None = None,
+        tokens: Sequence[str] | None = None,
+        queries: Sequence[str] | None = None,
+    ) -> StepTable:
+        """One query with all its numbers: the scores of each key, scaled, biased and masked, its weight, and its value.
+
+        `query`, `head` and `batch` are indices. `value` are the values of the call, with the axes that `attend` takes;
+        a map of `rg.watch(model, keep="qkv")` has its own. `tokens` are the tokens of the keys, and `queries` those of
+        the queries, if they differ. Only maps that are computed from scores have these steps; for others the error says
+        what they are computed from. The result prints as a table, and it is one in notebooks.
+
+        >>> import torch, regard as rg
+        >>> x = torch.eye(3)
+        >>> table = rg.attend(x, x, x, is_causal=True).weights.step_table(1, value=x)
+        >>> list(table.steps), table.steps["masked"], table.output
+        (['product', 'scaled', 'masked', 'weight'], tensor([0.0000, 0.5774,   -inf]), tensor([0.3595, 0.6405, 0.0000]))
+        """
+        places = zip(AXES, (batch, head, query), self.shape, strict=False)
+        b, h, i = (int(indices("weights.step_table", name, place, size)) for name, place, size in places)
+        steps = {name: step[0, 0, 0] for name, step in self._score_steps(b, h, i).items()}
+        steps["weight"] = self.tile([b], [h], [i])[0, 0, 0]
+        if value is None and self._values is not None:
+            value = self.value
+        if queries is None and self.shape[2] == self.shape[3]:
+            queries = tokens
+        names = names_of(tokens, self.shape[3], "keys")
+        name = names_of(queries, self.shape[2], "queries")[i]
+        title = (
+            f"Query {i if queries is None else f'{i} ({name})'}, batch entry {b}, head {h}. "
+            f"{self.attention.normalizer!r} makes weights of the scores."
+        )
+        of_head = None if value is None else values_of_head(value, self.shape, b, h)
+        return StepTable(title, name, names, steps, of_head)
+
+    def _score_steps(self, batch: int, head: int, query: int) -> dict[str, Tensor]:
+        """The scores (1, 1, 1, J) of one query after each step."""
+        raise RegardError(f"weights.step_table: {self._without_scores()}")
 
     @checked
     def at_keys(self, keys: Tensor | Sequence[int]) -> Tensor:

@@ -64,6 +64,9 @@ class RingMap(ScoredMap):
             "weights.query, weights.key: this map has the vectors of no other rank. Keep those that you give to attend."
         )
 
+    def _score_steps(self, batch: int, head: int, query: int) -> NoReturn:
+        raise RegardError("weights.step_table: the keys of this map are on several ranks. Attend on one rank.")
+
     @property
     def requires_grad(self) -> bool:  # type: ignore[override]
         """Whether the tensors of this rank require grad. A backward pass refuses: each rank has only its part."""

@@ -26,6 +26,7 @@ from regard.maps.attention_map import AttentionMap, RecomputedMap, TileKeys
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index
 from regard.maps.reductions import Reduction, State, Tile, check_reductions
+from regard.maps.step_table import score_steps
 from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.convolution import Taps
 from regard.pieces.grid import Grid
@@ -127,6 +128,13 @@ class ScoredMap(RecomputedMap):
     def score_width(self) -> int:
         """The width D of the vectors that the score compares."""
         return self._prepared.query.shape[-1]
+
+    def _score_steps(self, batch: int, head: int, query: int) -> dict[str, Tensor]:
+        self._check_unchanged()
+        one = self if self.shape[:2] == (1, 1) else self.select([batch], [head])
+        assert isinstance(one, ScoredMap)
+        place = slice(query, query + 1), slice(0, self.shape[3])
+        return score_steps(one.attention, one._prepared.tile(*place), one.grid.tile(*place))
 
     @cached_property
     @torch.no_grad()

@@ -1,0 +1,122 @@
+// The lecture on length: what attention, a window, linear attention and a recurrence cost as the text grows.
+import * as Plot from "@observablehq/plot";
+import { SERIES } from "./color";
+import type { Context } from "./context";
+import { h } from "./dom";
+import { counted } from "./format";
+import { costsOf } from "./formulas";
+import { dial, figure, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+
+const powers = { length: 10, width: 9, heads: 3, window: 8 };
+const [SHORT, LONG] = [4, 20];
+const of = (name: keyof typeof powers) => 2 ** powers[name];
+const costs = (length = of("length")) => costsOf(length, of("width"), of("heads"), of("window"));
+const KINDS = Object.keys(costs());
+const bytes = (numbers: number) => {
+  const [size, unit] = [4 * numbers, ["B", "KiB", "MiB", "GiB", "TiB"]];
+  const step = Math.min(Math.floor(Math.log2(Math.max(size, 1)) / 10), unit.length - 1);
+  return `${+(size / 1024 ** step).toPrecision(3)} ${unit[step]}`;
+};
+
+function lines(context: Context) {
+  const steps = Array.from({ length: LONG - SHORT + 1 }, (_, at) => 2 ** (SHORT + at));
+  const points = steps.flatMap((n) =>
+    KINDS.map((kind) => ({ n, kind, products: costs(n)[kind].products })),
+  );
+  return Plot.plot({
+    width: roomOf(context),
+    height: 320,
+    marginLeft: 56,
+    style: STYLE,
+    marginRight: 36,
+    x: {
+      type: "log",
+      base: 2,
+      label: "tokens",
+      ticks: steps.filter((_, at) => at % 4 === 0),
+      tickFormat: counted,
+    },
+    y: { type: "log", label: "multiplications", tickFormat: "~s", grid: true },
+    color: { domain: KINDS, range: SERIES, legend: true },
+    marks: [
+      Plot.ruleX([of("length")], { strokeDasharray: "3 3" }),
+      Plot.line(points, { x: "n", y: "products", stroke: "kind", strokeWidth: 2 }),
+    ],
+  });
+}
+
+function table(): HTMLElement {
+  const heads = ["", "Multiplications", "Kept, if stored", "In float32", "Longest path"];
+  return h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      { class: "numbers steps" },
+      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
+      h(
+        "tbody",
+        {},
+        ...Object.entries(costs()).map(([kind, { products, kept, path }]) =>
+          h(
+            "tr",
+            {},
+            h("th", { scope: "row" }, kind),
+            ...[counted(products), counted(kept), bytes(kept), counted(path)].map((one) =>
+              h("td", {}, one),
+            ),
+          ),
+        ),
+      ),
+    ),
+  );
+}
+
+const effects = {
+  length: () => {
+    const [n, d] = [of("length"), of("width")];
+    const ratio = n > d ? n / d : d / n;
+    return `${counted(n)} tokens: attention needs ${
+      n === d ? "as many" : `${counted(ratio)} times ${n > d ? "as many" : "fewer"}`
+    } multiplications ${n < d ? "than" : "as"} a recurrence.`;
+  },
+  width: () => `Width ${counted(of("width"))}: attention and recurrence meet at that many tokens.`,
+  heads: () => `${counted(of("heads"))} heads: that many maps of n × n weights.`,
+  window: () =>
+    `Window ${counted(of("window"))}: a query sees itself and ${counted(of("window") - 1)} tokens before it.`,
+};
+
+export const lengthLecture: Lecture = (context) =>
+  withControls(
+    (changed) => {
+      const one = (label: string, name: keyof typeof powers, range: number[]) =>
+        dial(label, powers[name], [...range, 1], effects[name], (value) => {
+          powers[name] = value;
+          changed();
+        });
+      return [
+        one("Tokens n", "length", [SHORT, LONG]),
+        one("Width d", "width", [4, 13]),
+        one("Heads h", "heads", [0, 5]),
+        one("Window w", "window", [1, 12]),
+      ];
+    },
+    () => [
+      figure(
+        "Multiplications by length",
+        "Attention n² d for the scores, and as many for the weighted sum; a window w n d; linear attention n d² / h; a recurrence n d² for each of its matrices.",
+        lines(context),
+      ),
+      h(
+        "div",
+        {},
+        h(
+          "p",
+          { class: "hint" },
+          `${counted(of("length"))} tokens. Each step of a slider doubles its number.`,
+        ),
+        table(),
+      ),
+    ],
+    "charts",
+  );

@@ -1,0 +1,105 @@
+"""A cache that is an argument: tokens that come one after the other must have the outputs of one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regard.diagnosis.calling import Caller, Inputs, tensors_of
+from regard.diagnosis.report import CheckFinding
+from regard.diagnosis.weights import close
+
+#: Tokens of the text, and of its last call, which has several.
+LENGTH, LAST = 5, 2
+REMEDY = "Join both at the end, along the axis of tokens: torch.cat((cache, new), -2)."
+
+
+@torch.no_grad()
+def cache_finding(caller: Caller) -> CheckFinding | None:
+    """Whether a function with a cache gives each token the output of one call; None if it has no cache."""
+    if caller.roles.cache is None or "n" not in caller.query_axes:
+        return None
+    caller = replace(caller, sizes=replace(caller.sizes, queries=LENGTH, keys=LENGTH))
+    inputs = caller.sizes.sample(14, caller.dtype)
+    try:
+        return _compared(caller, inputs)
+    except Exception as error:  # of the user's function
+        said = " ".join(str(error).split())[:120]
+        text = f"It does not run token by token with the {caller.roles.cache} that it returns: {said}"
+        return CheckFinding("cache", "unknown", text, "Return the output, and the next cache as the last value.")
+
+
+def _compared(caller: Caller, inputs: Inputs) -> CheckFinding:
+    ends = range(1, LENGTH + 1)
+    expected = torch.cat([caller(*_part(inputs, 0, end)).output[:, :, -1:] for end in ends], 2)
+    steps = list(_decoded(caller, inputs, list(ends)))
+    found = torch.cat([output for output, _ in steps], 2)
+    name = caller.roles.cache
+    sides = {_side(before, after) for before, after in zip(steps[-2][1], steps[-1][1], strict=False)} - {""}
+    if close(found, expected):
+        return _several_at_once(caller, inputs, expected, sides)
+    if len(sides) == 2:
+        text = f"New tokens stand at the end of one tensor of {name}, and at the beginning of another."
+        mistake = "the cache joins keys and values in different orders"
+        return CheckFinding("cache", "wrong", text, REMEDY, mistake)
+    alone = torch.cat([caller(*_part(inputs, at, at + 1)).output for at in range(LENGTH)], 2)
+    text = "Token by token, the outputs are not those of one call."
+    if close(found, alone):
+        text = f"Token by token, each output is that of its token alone, without {name}."
+        return CheckFinding("cache", "wrong", text, REMEDY, "the cache is not used")
+    return CheckFinding("cache", "wrong", text, REMEDY, "with a cache the outputs are others than in one call")
+
+
+def _several_at_once(caller: Caller, inputs: Inputs, expected: Tensor, sides: set[str]) -> CheckFinding:
+    """The same for the last tokens in one call: then a causal mask must count the keys of the cache."""
+    right = CheckFinding("cache", "right", "Token by token with the cache, the outputs are those of one call.")
+    is_causal = close(caller(*inputs).output, expected)
+    if not is_causal:
+        return right
+    *_, (found, _) = _decoded(caller, inputs, [LENGTH - LAST, LENGTH])
+    if close(found, expected[:, :, -LAST:]):
+        return right
+    text = f"{LAST} new tokens after {LENGTH - LAST} in the cache have other outputs than in one call."
+    if sides == {"beginning"}:
+        return CheckFinding("cache", "wrong", text, REMEDY, "new tokens stand in front of the cache")
+    remedy = "The last query sees all keys: torch.ones(I, J).tril(J - I), for I new tokens and J keys."
+    return CheckFinding("cache", "wrong", text, remedy, "the causal mask does not count the keys of the cache")
+
+
+def _decoded(caller: Caller, inputs: Inputs, ends: list[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
+    """The output of each part of the tokens, which end there, and the tensors of the cache after it."""
+    name, cache, start = caller.roles.cache, None, 0
+    for end in ends:
+        part = _part(inputs, start, end)
+        result = caller.result(*part, {str(name): cache})
+        output, cache, start = caller.read_result(result, *part).output, _cache_in(result), end
+        yield output, tensors_of(cache)
+
+
+def _part(inputs: Inputs, start: int, end: int) -> Inputs:
+    query, key, value = (x[:, :, start:end] for x in inputs)
+    return query, key, value
+
+
+def _cache_in(result: Any) -> Any:
+    """The cache that a call returned: the last value that holds several tensors, or the last value."""
+    values = list(result.values()) if isinstance(result, Mapping) else list(result)
+    if isinstance(result, Tensor) or len(values) < 2:
+        raise ValueError("it returns no cache")
+    return next((x for x in reversed(values[1:]) if not isinstance(x, Tensor) and x is not None), values[-1])
+
+
+def _side(before: Tensor, after: Tensor) -> str:
+    """Where the new token stands in a tensor of the cache: at the end, at the beginning; "" if this is not seen."""
+    grown = [axis for axis in range(after.ndim) if after.shape[axis] == before.shape[axis] + 1]
+    if before.ndim != after.ndim or len(grown) != 1:
+        return ""
+    kept = before.shape[grown[0]]
+    for side, start in (("end", 0), ("beginning", 1)):
+        if close(after.narrow(grown[0], start, kept), before):
+            return side
+    return ""
