@@ -59,6 +59,8 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
 def model_name(model: Any) -> str:
     """The name of a model for people: that under which it was loaded, else that of its class."""
     path = str(getattr(getattr(model, "config", None), "name_or_path", None) or "")
+    if path == "None":  # of transformers, for from_pretrained(None, config=..., state_dict=...)
+        return type(model).__name__
     packaged = (name for name, (package, _, _) in PACKAGED.items() if package in Path(path).parts)
     return full_name(next(packaged, path)) if path else type(model).__name__
 
