@@ -96,7 +96,7 @@ gpu: $(STAMPS)/dev ## Measure on a GPU, in parts, and write the tables of the pa
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
 
 notebooks: $(STAMPS)/dev ## Run the notebooks of examples/ and store their outputs in them
-	PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
+	PYTHONWARNINGS=ignore OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py $(ARGS)
 
 docs: $(STAMPS)/docs $(STAMPS)/dev ## Build the documentation into site/ and try its search; runs the examples that have changed
 	NO_MKDOCS_2_WARNING=1 PYTHONWARNINGS=ignore::DeprecationWarning OMP_NUM_THREADS=1 $(BIN)/python -m mkdocs build

@@ -339,11 +339,20 @@ def test_a_watched_model_has_a_name():
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("anywidget")
     from miniatures import BERT
+    from regard.hf.models import model_name
     from watching import watched
 
     bert = transformers.BertModel(transformers.BertConfig(**BERT)).eval()
     _, seen = watched(bert, {"input_ids": torch.arange(3, 9)[None]})
     assert seen.model == seen.encoder.model == "BertModel"
+    copy = transformers.BertModel.from_pretrained(None, config=bert.config, state_dict=bert.state_dict())
+    assert model_name(copy) == "BertModel", "transformers writes the name 'None'"
+    for folder, name in (
+        ("SmolLM2-135M-Instruct.Q4_1-b179c9523d0e6a0f", "SmolLM2-135M-Instruct"),
+        ("model-7", "model-7"),
+    ):
+        copy.config.name_or_path = f"/cache/models/{folder}"
+        assert model_name(copy) == name
     bert.config.name_or_path = "org/tiny-bert"
     _, seen = watched(bert, {"input_ids": torch.arange(3, 9)[None]})
     assert seen.model == "org/tiny-bert"

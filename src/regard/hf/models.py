@@ -59,8 +59,15 @@ def load_model(name: str | Path) -> tuple[Any, Any]:
 def model_name(model: Any) -> str:
     """The name of a model for people: that under which it was loaded, else that of its class."""
     path = str(getattr(getattr(model, "config", None), "name_or_path", None) or "")
-    packaged = (name for name, (package, _, _) in PACKAGED.items() if package in Path(path).parts)
+    if path == "None":  # of transformers, for from_pretrained(None, config=..., state_dict=...)
+        return type(model).__name__
+    packaged = (name for name, (package, _, inside) in PACKAGED.items() if _is_from(Path(path), package, inside))
     return full_name(next(packaged, path)) if path else type(model).__name__
+
+
+def _is_from(path: Path, package: str, inside: str) -> bool:
+    """Whether a model was loaded from a package, or from the cache folder of its GGUF file."""
+    return package in path.parts or (inside.endswith(".gguf") and path.name.startswith(f"{Path(inside).stem}-"))
 
 
 def full_name(name: str | Path) -> str:
