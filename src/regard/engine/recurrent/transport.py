@@ -170,8 +170,7 @@ class Transport:
                 weights, query = self.factors.before(query, chunk)
             else:
                 # rows from `here` on stand in this chunk, and rows from `later` on in later ones
-                ends = torch.tensor([chunk, chunk + 1], device="cpu")
-                here, later = (int(n) for n in torch.searchsorted(chunk_of_row, ends))
+                here, later = torch.searchsorted(chunk_of_row, tokens.new_tensor([chunk, chunk + 1])).tolist()
                 weights = query.new_zeros(self.Z, len(rows), self.size)
                 weights[:, later:], query[:, later:] = self.factors.before(query[:, later:], chunk)
                 inside, before = self._own_chunk(chunk)
