@@ -7,7 +7,8 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from extras import needs_transformers
-from regard.engine.recurrent import Transport, recur
+from regard.base.spans import Spans
+from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.engine.recurrent import chunked as chunked_module
 from regard.engine.recurrent import engine as engine_module
 from regard.engine.recurrent import transport as transport_module
@@ -127,6 +128,20 @@ def test_activation_checkpointing_gives_the_same_gradients(name):
     found = torch.autograd.grad(checkpoint(layer, *leaves, use_reentrant=False), leaves, along)
     for one, other in zip(found, torch.autograd.grad(layer(*leaves), leaves, along), strict=True):
         torch.testing.assert_close(one, other)
+
+
+@every_transition
+def test_the_default_device_of_torch_does_not_matter(name):
+    """Indices of the host stay on the host."""
+    transition, q, k, _, tensors = drawn(name, 21)
+    steps = steps_of(transition, q.requires_grad_(), k, tensors)
+    with torch.device("meta"):
+        weights = rows_of_steps(steps, torch.tensor([2, 9, 20], device="cpu"), Spans.of((0, 21)))
+        few = Transport(steps.detach()).few_rows(torch.tensor([2, 9], device="cpu"), 0)
+        weights.sum().backward()
+    expected = by_definition(steps)
+    torch.testing.assert_close(weights, expected[:, :, [2, 9, 20]])
+    assert few is None or few.device.type == "cpu"
 
 
 def token_by_token(steps, v, state):

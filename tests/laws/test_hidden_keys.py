@@ -84,3 +84,15 @@ def test_a_hidden_key_that_is_no_number_has_no_effect_on_any_mechanism(name):
         seen = attention(q, k, v)
         torch.testing.assert_close(seen.output, expected.output)
         torch.testing.assert_close(seen.weights.dense(), expected.weights.dense())
+
+
+def test_the_default_device_of_torch_does_not_matter():
+    q, k, v = torch.randn(3, 1, 2, 6, 4)
+    k[:, :, 5] = torch.nan
+    attention = rg.Attention(mask=rg.causal())
+    expected = attention(q, k, v).output
+    with torch.device("meta"):
+        found = attention(q, k, v).output
+    torch.testing.assert_close(found, expected, equal_nan=True)
+    assert expected[:, :, :5].isfinite().all()
+    assert expected[:, :, 5].isnan().all()

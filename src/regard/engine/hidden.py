@@ -83,6 +83,6 @@ def without_hidden(request: Request, problem: Problem) -> Shown | None:
 @torch.no_grad()
 def _may_attend(attention: Attention, problem: Problem, flags: Tensor) -> Tensor:
     """The rows (B, H, I, C) that may attend to at least one of some flags (B, G, J, C): equal weights on them all."""
-    query = torch.zeros(*problem.query.shape[:3], 1)
-    inputs = query, torch.zeros(*flags.shape[:3], 1), flags.to(query.dtype)
+    query, key = (torch.zeros(*t.shape[:3], 1, dtype=torch.float32, device="cpu") for t in (problem.query, flags))
+    inputs = query, key, flags.float()
     return plan(Problem(Attention(mask=attention.mask), *inputs, problem.positions, Sizes.of(*inputs))).run().output > 0

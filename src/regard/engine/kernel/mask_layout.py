@@ -126,7 +126,7 @@ class Layout:
     def _new_tables(self) -> tuple[Tensor, Tensor, Tensor]:
         tiles, segments, parts, used = [], [], [], MARGIN  # the bytes begin after a margin, which kernels may read
         for tile in self.tiles:
-            start = len(segments)
+            first_segment = len(segments)
             for segment in tile.segments:
                 width = segment.stop - segment.first
                 if segment.is_full:
@@ -136,7 +136,7 @@ class Layout:
                     parts.append(self._allowed(tile, segment))
                     used += (tile.stop - tile.first) * width
             entry = -1 if tile.entry is None else tile.entry
-            tiles.append((entry, tile.first, tile.stop, start, len(segments)))
+            tiles.append((entry, tile.first, tile.stop, first_segment, len(segments)))
         return _integers(tiles, 5), _integers(segments, 4), _joined(parts)
 
     def _allowed(self, tile: Tile, segment: Segment) -> Tensor:
@@ -225,7 +225,10 @@ def _tile_edges(rest: Mask | None, positions: Positions, num_queries: int, heigh
 def _keys_of_tile(
     rest: Mask | None, ends: tuple[int, int], positions: Positions, sizes: Sizes, low: int, high: int
 ) -> tuple[Spans, Spans]:
-    """The keys that some query of a tile may attend to, and those that the rest of the mask allows to every query."""
+    """The keys that some query of a tile may attend to, and those that the rest of the mask allows to every query.
+
+    `ends` are the first and stop query of the tile, [low, high) the allowed distances of indices.
+    """
     first, stop = ends
     reach = Spans.of((max(0, first + low), min(sizes.J, stop - 1 + high)))
     if rest is None:

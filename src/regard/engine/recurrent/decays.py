@@ -159,13 +159,14 @@ class _ChannelDecays(Decays):
         row_grads, col_grads = [torch.zeros_like(x.vectors) for x in rows], [torch.zeros_like(y) for y in cols]
         for m, x in enumerate(rows):
             for n, y in enumerate(cols):
-                if not x.before:
+                if not x.before:  # the diagonal holds plain dot products
                     own = grads[m][n].diagonal(dim1=1, dim2=2)[..., None]
                     row_grads[m].addcmul_(own, y)
                     col_grads[n].addcmul_(own, x.vectors)
         for size, through, rest, before in self._levels():
             if size == self.decay.shape[1]:
                 break
+            # a corner is (right * decay_right) (left * decay_left)^T, as in `pairs`
             decay_left = _half(rest, size, 0)
             left = [_half(y, size, 0) * decay_left for y in cols]
             for m, x in enumerate(rows):

@@ -49,7 +49,7 @@ class _Rows(torch.autograd.Function):
         ctx.steps = steps.detach()
         ctx.save_for_backward(*tensors)
         B, H, I, _ = steps.query.shape
-        parts = [part for _, part in Transport(steps).sweep(torch.arange(I), 0)]  # from the last chunk to the first
+        parts = [part for _, part in Transport(steps).sweep(torch.arange(I, device="cpu"), 0)]  # the last chunk first
         return torch.cat(parts[::-1], 2)[..., : steps.key.shape[2]].unflatten(0, (B, H))
 
     @staticmethod

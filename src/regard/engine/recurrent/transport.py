@@ -151,7 +151,7 @@ class Transport:
         decay = no_decay if steps.log_decay is None else steps.log_decay.exp()
         weights = compiled_weights(steps.query[:, :, rows], steps.key, decay, steps.address, tokens, until)
         if weights is not None and steps.own is not None:
-            weights[:, :, torch.arange(len(rows)), tokens] += steps.own[:, :, rows]
+            weights[:, :, torch.arange(len(rows), device="cpu"), tokens] += steps.own[:, :, rows]
         return weights
 
     def sweep(self, rows: Tensor, until: int) -> Iterator[tuple[int, Tensor]]:
@@ -170,7 +170,7 @@ class Transport:
                 weights, query = self.factors.before(query, chunk)
             else:
                 # rows from `here` on stand in this chunk, and rows from `later` on in later ones
-                here, later = (int(n) for n in torch.searchsorted(chunk_of_row, torch.tensor([chunk, chunk + 1])))
+                here, later = torch.searchsorted(chunk_of_row, tokens.new_tensor([chunk, chunk + 1])).tolist()
                 weights = query.new_zeros(self.Z, len(rows), self.size)
                 weights[:, later:], query[:, later:] = self.factors.before(query[:, later:], chunk)
                 inside, before = self._own_chunk(chunk)
