@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import regard as rg
-from cataloged import SINGLE
+from cataloged import COMPOSITES, SINGLE
 from regard.catalog import mechanisms
+from regard.catalog.entry import call_tensors
 from regard.engine.plan import ENGINES
 from regard.nn import (
     Cell,
@@ -47,6 +48,16 @@ def test_a_mechanism_of_nothing_gives_zeros_and_gradients_of_zero(name, sizes):
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
             assert not attention(q, k, v, positions=positions).output.any()
+
+
+@pytest.mark.parametrize("sizes", [(0, 3, 4), (2, 0, 40), (2, 40, 0), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_a_composite_of_nothing_gives_zeros(name, sizes):
+    B, I, J = sizes
+    example = mechanisms()[name].example(batch=B, queries=I, keys=J)
+    seen = example[0](*example[1:], **call_tensors(*example))
+    assert seen.output.shape == (*example[1].shape[:3], example[3].shape[3]) and not seen.output.any()
+    assert seen.weights.dense().shape == (B, example[1].shape[1], I, J)
 
 
 @every_emptiness

@@ -86,7 +86,7 @@ class Nystrom(Composite):
         """Landmarks read the tokens, A^+ mixes what they read, and the tokens read the landmarks."""
         I, J, M = call.query.shape[2], call.key.shape[2], self.num_landmarks
         plain = Attention()
-        if max(I, J) <= M:
+        if max(I, J) <= M or 0 in (I, J):  # landmarks are means of at least one token
             return PreparedParts([call.part(plain)], lambda seen: (seen[0].output, seen[0].weights))
         query, key = self._landmarks(call.query), self._landmarks(call.key)
         inverse = self._inverse(query, key)
