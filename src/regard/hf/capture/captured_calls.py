@@ -30,7 +30,10 @@ from regard.pieces.grid import Grid
 def call_tensors(
     call: AttentionCall, translation: Translation, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
+    """Queries, keys, and values if they are kept; keys and values of a static cache are copies.
+
+    They have their graphs in grad mode, in which a watch only calls this to keep graphs.
+    """
     tensors = translation.query, call.key, call.value
     query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
     value = value if with_values else None

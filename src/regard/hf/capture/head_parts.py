@@ -127,7 +127,10 @@ class ResidualStream:
     def module_ended(
         self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any, name: str | None
     ) -> None:
-        """Follow a module that ended; `name` is the attention module whose output projection it is."""
+        """Follow a module that ended; `name` is the attention module whose output projection it is, or None.
+
+        Its input is the first tensor among its arguments. A call of the language-model head ends a run.
+        """
         result = _first((output,))
         if self._head is None or result is None:
             return
