@@ -315,6 +315,7 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
     sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
 
     def read(tensor: Tensor) -> tuple[Recognized, Bias | None]:
+        """The rule of a mask tensor, and a bias if it has other numbers than 0 and -inf."""
         tensor = _four_axes(tensor)[..., : sizes[2]]  # backends of older transformers leave out columns without a key
         if tensor.dtype == torch.bool:
             return recognize(tensor, *sizes), None
