@@ -79,7 +79,10 @@ def _watched(
 
 
 def _word_places(tokenizer: Any, text: str) -> list[int]:
-    """For each token of a text the index of its word in `text.split()`; -1 for special tokens."""
+    """For each token of a text the index of its word in `text.split()`; -1 for special tokens and for spaces alone.
+
+    Single spaces separate the words, so the number of spaces before the end of a token is the index of its word.
+    """
     if not getattr(tokenizer, "is_fast", False):
         raise RegardError(
             f"TextReader.syntax: {type(tokenizer).__name__} does not say which characters a token covers. Use a fast "

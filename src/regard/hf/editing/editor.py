@@ -458,7 +458,9 @@ class _Editor(CallObserver):
     def _reaches_links(self, number: int, call: AttentionCall, name: str) -> bool:
         """Whether an edit acts on the weights of a recurrent layer; otherwise the layer is noted as not edited.
 
-        The number of a layer that also has attention means the attention (Falcon-H1).
+        Only `KnockOut` and `ScaleWeights` (`LINKS`) do: there are no scores. RWKV-4 computes weighted means, and its
+        other weights would have to grow if one is knocked out and the rest renormalized. The number of a layer that
+        also has attention means the attention (Falcon-H1).
         """
         edit: Any = self.edits[number]
         layer, is_link = layer_number(name), isinstance(edit, LINKS)
