@@ -130,10 +130,11 @@ class CallObserver:
     `module_started` and `module_ended` enclose the forward of a module. `function_called` reports a call of a function
     of torch, if `observes_functions` returned True for the module that runs; `backend_called` a call of a backend.
     Three methods report edits: `call_edited` a call of torch or of a module in its edited form, in place of the plain
-    call (an `ObservedCall`, or an `EditedProbe` if its weights were measured, in hf/capture/); `softmax_edited` how the softmax is changed that is reported next; `output_patched` the patched outputs
-    (B, H, I, E) of the heads of a module. `generation_started` and `generation_ended` enclose `generate()`: `prompt`
-    (R, P) and `tokens` (N, L) are ids, and `beams` the row of the cache from which beam search took each new token;
-    `tokens` and `beams` are None where there are none, as after an error.
+    call (an `ObservedCall`, or an `EditedProbe` if its weights were measured, both in hf/capture/); `softmax_edited`
+    how the softmax is changed that is reported next; `output_patched` the patched outputs (B, H, I, E) of the heads of
+    a module. `generation_started` and `generation_ended` enclose `generate()`: `prompt` (R, P) and `tokens` (N, L) are
+    ids, and `beams` the row of the cache from which beam search took each new token; `tokens` and `beams` are None
+    where there are none, as after an error.
     """
 
     def observes_functions(self, module: nn.Module) -> bool:
