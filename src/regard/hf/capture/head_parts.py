@@ -477,7 +477,7 @@ class CallParts:
     @cached_property
     def is_direct(self) -> bool:
         """Whether the output projection reads the weighted values, without a gate or a norm between."""
-        self.kept.joined.layer(self.name)
+        self.kept.joined.layer(self.name)  # its error is the reason if there is no projection
         is_read = self.kept.joined.are_values(self.name) or self._is_weighted_values(self.joined)
         return is_read and bool((self.gates == 1).all())
 
