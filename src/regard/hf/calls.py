@@ -130,8 +130,11 @@ class CallObserver:
     `module_started` and `module_ended` enclose the forward of a module. `function_called` reports a call of a function
     of torch, if `observes_functions` returned True for the module that runs; `backend_called` a call of a backend.
     Three methods report edits: `call_edited` a call of torch or of a module in its edited form, in place of the plain
-    call; `softmax_edited` how the softmax is changed that is reported next; `output_patched` the patched outputs
-    (B, H, I, E) of the heads of a module. `generation_started` and `generation_ended` enclose `generate()`.
+    call (an `ObservedCall`, or an `EditedProbe` if its weights were measured, both in hf/capture/); `softmax_edited`
+    how the softmax is changed that is reported next; `output_patched` the patched outputs (B, H, I, E) of the heads of
+    a module. `generation_started` and `generation_ended` enclose `generate()`: `prompt` (R, P) and `tokens` (N, L) are
+    ids, and `beams` the row of the cache from which beam search took each new token; `tokens` and `beams` are None
+    where there are none, as after an error.
     """
 
     def observes_functions(self, module: nn.Module) -> bool:
@@ -315,6 +318,7 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
     sizes = call.query.shape[0], call.query.shape[2], call.key.shape[2], call.causal
 
     def read(tensor: Tensor) -> tuple[Recognized, Bias | None]:
+        """The rule of a mask tensor, and a bias if it has other numbers than 0 and -inf."""
         tensor = _four_axes(tensor)[..., : sizes[2]]  # backends of older transformers leave out columns without a key
         if tensor.dtype == torch.bool:
             return recognize(tensor, *sizes), None
@@ -332,7 +336,8 @@ def _masking(call: AttentionCall, masks: MaskCache) -> tuple[Recognized, Bias | 
 def _implicit(call: AttentionCall, real: Tensor | None) -> Recognized:
     """The mask that the backend applies itself when there is no mask tensor; `real` (B, n): keys that are no padding.
 
-    Eager adds no rule of its own, and SDPA makes a single query causal only if a module calls it directly.
+    Eager adds no rule of its own, and SDPA makes a single query causal only if a module calls it directly. A window is
+    an option that flash kernels read; eager, SDPA and Regard have it in the mask. `real` may begin before the keys.
     """
     I, J = call.query.shape[2], call.key.shape[2]
     rules: list[Mask] = []

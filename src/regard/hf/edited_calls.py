@@ -214,7 +214,7 @@ def computed(call: AttentionCall, translation: Translation, rows: EditedRows) ->
     heads, batch = torch.tensor(rows.heads), torch.tensor(rows.batch)
     prepared = Prepared.of(attention, translation.query, call.key, positions).select(batch, heads)
     value = call.value if rows.is_all_entries else call.value[batch]
-    value = value if rows.is_all_heads else value[:, heads // (H // call.key.shape[1])]
+    value = value if rows.is_all_heads else value[:, heads // (H // call.key.shape[1])]  # each head has its own now
 
     def block(queries: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """The output and the weights of some rows; `tensors` are those of the prepared call, and its values.

@@ -78,12 +78,12 @@ class GenerationResult:
         """The strongest link of each generated token, in their order; in translation the link to the source."""
         reading = self.result.reading if self.cross is None else self.cross
         for number in range(self.prompt_length, len(self.labels)):
-            for found in reading.notable(number - 1, 1):
+            for found in reading.notable(number - 1, 1):  # the row before a token predicts it
                 key = reading.profile.tokens[found.link.key]
                 yield GeneratedLink(self.labels[number], number, key, found.layer, found.head, found.link.weight)
 
     def _parts(self, rows: Tensor) -> tuple[float, float, float]:
-        """The weight that rows (H, rows, J) put on the first token, the rest of the prompt and the output."""
+        """The weight that rows (H, rows, J) put on the first token, the rest of the prompt and the output: means."""
         parts = rows[..., :1], rows[..., 1 : self.prompt_length], rows[..., self.prompt_length :]
         first, prompt, output = (float(part.sum(-1).mean()) for part in parts)
         return first, prompt, output

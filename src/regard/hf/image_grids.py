@@ -230,7 +230,7 @@ def _grid_of_patches(inputs: ModelInputs, name: str, num_keys: int) -> PatchGrid
 
 
 def _specials(config: Any) -> int | None:
-    """The tokens before the patches; None if the kind of model is not known."""
+    """The number of tokens before the patches: class tokens by the kind of model, and registers; None if not known."""
     registers = getattr(config, "num_register_tokens", 0) or 0
     kinds = {"vit": 1, "deit": 2, "dinov2": 1, "dinov2_with_registers": 1, "dinov3_vit": 1, "clip_vision_model": 1}
     kinds |= {"siglip_vision_model": 0, "siglip": 0, "videomae": 0, "vivit": 1, "beit": 1, "yolos": 1, "clip": 1}

@@ -179,7 +179,10 @@ def _read(module: nn.Module, rows: tuple[Tensor, Tensor] | None) -> tuple[Tensor
 
 
 def _inputs(module: nn.Module, size: int, like: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """A row of zeros, a row of signs and the rows of the identity, of the type that a layer reads."""
+    """A row of zeros, a row of signs and the rows of the identity, (1 or inputs, inputs), of the type that it reads.
+
+    `like` is an input that the layer had, if one is known: its type may differ from that of the weights.
+    """
     tensors = [x for x in (*module.parameters(), *module.buffers()) if x.is_floating_point()]
     dtype = next((x.dtype for x in (like, *tensors) if x is not None), torch.float32)
     device = next((x.device for x in (like, *module.parameters()) if x is not None), torch.device("cpu"))

@@ -66,7 +66,10 @@ def shuffled_words(sentence: SyntaxSentence, draw: random.Random) -> list[int]:
 def _watched(
     reader: Any, sentence: SyntaxSentence, order: Sequence[int], layers: Sequence[int] | None
 ) -> tuple[WatchedSentence, list[int]]:
-    """The maps of the sentence with its words in this order, and the numbers of their layers."""
+    """The maps of the sentence with its words in this order, and the numbers of their layers.
+
+    `order` has the number of the word at each place. `word_of` has for each token the number of its word, or -1.
+    """
     words = sentence.text.split()
     text = " ".join(words[number] for number in order)
     inputs = reader.tokenize(text, None)
@@ -76,7 +79,10 @@ def _watched(
 
 
 def _word_places(tokenizer: Any, text: str) -> list[int]:
-    """For each token of a text the index of its word in `text.split()`; -1 for special tokens."""
+    """For each token of a text the index of its word in `text.split()`; -1 for special tokens and for spaces alone.
+
+    Single spaces separate the words, so the number of spaces before the end of a token is the index of its word.
+    """
     if not getattr(tokenizer, "is_fast", False):
         raise RegardError(
             f"TextReader.syntax: {type(tokenizer).__name__} does not say which characters a token covers. Use a fast "
@@ -100,7 +106,7 @@ def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequ
     watched, numbers = [], None
     for needle, answer, question in NEEDLES:
         parts = [_ids(reader, part) for part in (f" {needle}", answer, f" {question}")]
-        size = length - sum(map(len, parts)) - len(parts[1])
+        size = length - sum(map(len, parts)) - len(parts[1])  # the answer stands twice
         if size < 2 * len(parts[1]) or not depths or not all(0 <= depth <= 1 for depth in depths):
             raise RegardError(
                 f"TextReader.needles(length={length}, depths={list(depths)}): a needle, its question and its answer "
@@ -108,7 +114,7 @@ def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequ
             )
         text = long_text(reader, size)
         for depth in depths:
-            cut = 1 + round(depth * (size - 1))
+            cut = 1 + round(depth * (size - 1))  # at least the first token of the text stands before the needle
             ids = [*text[:cut], *parts[0], *parts[1], *text[cut:], *parts[2], *parts[1]]
             row = torch.tensor([ids])
             chosen = reader.watched({"input_ids": row, "attention_mask": torch.ones_like(row)}, layers)

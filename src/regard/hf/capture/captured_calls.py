@@ -30,7 +30,10 @@ from regard.pieces.grid import Grid
 def call_tensors(
     call: AttentionCall, translation: Translation, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Queries, keys, and values if they are kept; keys and values of a static cache are copies."""
+    """Queries, keys, and values if they are kept; keys and values of a static cache are copies.
+
+    They have their graphs in grad mode, in which a watch only calls this to keep graphs.
+    """
     tensors = translation.query, call.key, call.value
     query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
     value = value if with_values else None
@@ -155,6 +158,7 @@ class Capture(KeptCall):
         return not self.is_live and self.edits is None
 
     def read_values(self) -> Tensor:
+        """The values (B, G, J, E); the shared ones may be longer than those of this call, and are cut."""
         assert self.values is not None
         return self.values.tensor[:, :, : len(self.positions.keys)]
 
@@ -169,6 +173,7 @@ class Capture(KeptCall):
                 later.values = self.values
 
     def own_tensors(self) -> None:
+        """Copy the queries, the keys and the values, which a program may change in place."""
         self.query, self.keys.tensor = self.query.clone(), self.keys.tensor.clone()
         if self.values is not None:
             self.values.tensor = self.values.tensor.clone()
@@ -213,6 +218,7 @@ class ModuleMap(KeptCall):
         return self.maps[0]
 
     def read_values(self) -> Tensor:
+        """The values (B, G, J, E) of the last step, which has all of them."""
         if self.values is None:
             raise NoValues(OF_RING)
         return self.values

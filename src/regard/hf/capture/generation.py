@@ -101,6 +101,7 @@ class Generation(WatchedAttention):
         """The returned sequences (N, L), with the prompt; of `sequence(n)` its own tokens (1, L), without padding."""
         record, part = self._record, self._tokens_of
         assert record.tokens is not None
+        # The last token has no row. Rows before the prompt, of an earlier cache, have no token here.
         first, stop = part.rows.start - record.first, part.rows.stop + 1 - record.first
         return record.tokens[list(part.sequences), max(first, 0) : stop]
 

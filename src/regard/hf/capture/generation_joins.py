@@ -163,7 +163,7 @@ def _candidates(parts: Sequence[CallRows], is_cross: bool) -> Iterator[Mask | No
         yield from (None, *([] if last_mask is None else [last_mask]))
         return
     rules: list[Mask] = [causal()]
-    if last.offset > 0:
+    if last.offset > 0:  # a sliding cache dropped the first keys
         rules.append(causal() & window(last.call.shape[3]))
     rules += [mask for part in parts[:2] if len(part.rows) > 1 and (mask := part.call.attention.mask) is not None]
     yield from rules
@@ -313,7 +313,10 @@ class GenerationRecord:
         return [int(self.real[self.row(n, 0)].int().argmax()) for n in range(len(self.lengths))]
 
     def row(self, sequence: int, step: int) -> int:
-        """The row of the cache that a sequence had at a step (0: the prompt)."""
+        """The row of the cache that a sequence had at a step (0: the prompt).
+
+        `beams` has at t the row that step t read, from which token t came. Steps after the end have the last row.
+        """
         if self.beams is None:
             return sequence
         last = self.lengths[sequence] - self.prompt.shape[1] - 1
@@ -452,7 +455,7 @@ class ModuleJoin:
         self, calls: list[KeptCall], starts: list[int], ends: list[int], rows: range, keys: range
     ) -> list[CallRows]:
         """The rows of each call that are rows of the map; of the last call alone, if it has the rows of all tokens."""
-        if _every_call_has_all(calls, starts) and self._states_follow_beams(calls, starts, ends):
+        if _last_call_has_all(calls, starts) and self._states_follow_beams(calls, starts, ends):
             return list(self._last_calls(calls, ends, rows, keys))
         return list(self._each_call(calls, starts, ends, rows, keys))
 
@@ -465,6 +468,7 @@ class ModuleJoin:
         record = self.record
         if record.beams is None or not calls[-1].has_state:
             return True
+        # The numbers of the calls that read a generated token, and the row of each sequence in them.
         generated = [k for k, end in enumerate(ends) if end > record.first + record.prompt.shape[1]]
         rows = {k: self._entries(starts[k], ends[k]).tolist() for k in generated}
         for n, sequence in enumerate(self.part.sequences):
@@ -512,18 +516,9 @@ class ModuleJoin:
         """The values (N, G, J, E) of the keys, each from the call that read its token; 0 after the end of a text."""
         if self._is_cross:
             return _values_of_one_call(calls[0], keys, self._entries(starts[0], ends[0]))
-        if _every_call_has_all(calls, starts):
-            last = [self._last_call(n, ends) for n in self.part.sequences]
-            read = [(calls[n], ends[n], 0, ends[n], torch.tensor(last) == n) for n in sorted(set(last))]
-        else:
-            read = []
-            for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
-                first = start if n else keys.start  # the first call has the values of an earlier cache
-                read.append((call, end, first, min([end, *starts[n + 1 :]]), self._entries(start, end) >= 0))
-        # Of each call the values of the tokens `first` to `stop` are read, for the sequences that are present.
         values = None
-        for call, end, first, stop, present in read:
-            tokens = range(max(first, keys.start), min(stop, keys.stop))
+        for call, end, tokens, present in self._read_tokens(calls, starts, ends, keys):
+            tokens = range(max(tokens.start, keys.start), min(tokens.stop, keys.stop))
             own, rows = call.read_values(), self._entries(0, end)[present]
             if values is None:
                 values = own.new_zeros(len(present), own.shape[1], len(keys), own.shape[3])
@@ -532,6 +527,18 @@ class ModuleJoin:
             values[present.nonzero(), :, places] = own[rows][:, :, local].transpose(1, 2)
         assert values is not None
         return values
+
+    def _read_tokens(
+        self, calls: list[KeptCall], starts: list[int], ends: list[int], keys: range
+    ) -> Iterator[tuple[KeptCall, int, range, Tensor]]:
+        """From which call the values of which tokens are read: the call, its end, the tokens, the sequences (N,)."""
+        if _last_call_has_all(calls, starts):
+            last = torch.tensor([self._last_call(n, ends) for n in self.part.sequences])
+            yield from ((calls[n], ends[n], range(ends[n]), last == n) for n in last.unique().tolist())
+            return
+        for n, (call, start, end) in enumerate(zip(calls, starts, ends, strict=True)):
+            first = start if n else keys.start  # the first call has the values of an earlier cache
+            yield call, end, range(first, min([end, *starts[n + 1 :]])), self._entries(start, end) >= 0
 
     def _last_call(self, sequence: int, ends: list[int]) -> int:
         """The number of the call that read the last token of a sequence; its very last token is not read."""
@@ -550,7 +557,7 @@ class ModuleJoin:
         return torch.tensor([row if start < stop else -1 for row, stop in zip(rows, stops, strict=True)])
 
 
-def _every_call_has_all(calls: list[KeptCall], starts: list[int]) -> bool:
+def _last_call_has_all(calls: list[KeptCall], starts: list[int]) -> bool:
     """Whether the last call has the rows of all tokens: a recurrent layer, or a model without a cache."""
     return calls[-1].has_state or (len(calls) > 1 and not any(starts))
 

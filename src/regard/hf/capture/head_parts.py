@@ -127,7 +127,10 @@ class ResidualStream:
     def module_ended(
         self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any, name: str | None
     ) -> None:
-        """Follow a module that ended; `name` is the attention module whose output projection it is."""
+        """Follow a module that ended; `name` is the attention module whose output projection it is, or None.
+
+        Its input is the first tensor among its arguments. A call of the language-model head ends a run.
+        """
         result = _first((output,))
         if self._head is None or result is None:
             return
@@ -474,7 +477,7 @@ class CallParts:
     @cached_property
     def is_direct(self) -> bool:
         """Whether the output projection reads the weighted values, without a gate or a norm between."""
-        self.kept.joined.layer(self.name)
+        self.kept.joined.layer(self.name)  # its error is the reason if there is no projection
         is_read = self.kept.joined.are_values(self.name) or self._is_weighted_values(self.joined)
         return is_read and bool((self.gates == 1).all())
 

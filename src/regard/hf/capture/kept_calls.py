@@ -143,7 +143,7 @@ def values_of_product(product: WeightedSum, shape: tuple[int, int, int, int], ki
         return NoValues(f"the product of {kind} with its weights does not show which axes of its values are the keys")
     leading, of_weights = tuple(values.shape[:-2]), tuple(product.weights.tensor.shape[:-2])
     sizes = f"weights of shape {tuple(product.weights.tensor.shape)}, values of shape {tuple(values.shape)}"
-    fits = of_weights in ((B, H), (B * H,)) or prod(of_weights) == B * H == B
+    fits = of_weights in ((B, H), (B * H,)) or prod(of_weights) == B * H == B  # the last: one head
     if values.shape[-2] != J or not fits:
         return NoValues(f"the product of {kind} does not show which axes are batch, heads and keys: {sizes}")
     if prod(leading) == B * H:

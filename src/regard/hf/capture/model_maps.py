@@ -294,7 +294,7 @@ class WatchedAttention(HoldsMaps):
         True
         """
         tokens, heads = self._token_ids(token, against, tokenizer), None if head is None else axis_index("head", head)
-        heads = [heads] if isinstance(heads, int) else heads
+        heads = [heads] if isinstance(heads, int) else heads  # a map keeps its axis of heads
         return self._of_heads("logit_map", name, heads, call, lambda parts, h: parts.logit_map(tokens, h))
 
     def _token_ids(self, token: Name, against: Name | None, tokenizer: Any) -> list[int]:

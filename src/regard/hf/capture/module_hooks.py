@@ -92,11 +92,7 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     edited = edited_call(call)
     if edited is call:
         return None
-    given: dict[str, Any] = sdpa_arguments(args, kwargs) | {
-        "query": edited.query,
-        "key": edited.key,
-        "value": edited.value,
-    }
+    given = sdpa_arguments(args, kwargs) | {"query": edited.query, "key": edited.key, "value": edited.value}
 
     def compute() -> tuple[Tensor, None]:
         with attend_listeners.computing():  # the edited call is reported, and this is part of it
@@ -108,7 +104,11 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def edited_module(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> EditedResult | None:
-    """The result of a call of a module after the open edits, if they act after its run; None if none changes it."""
+    """The result of a call of a module after the open edits, if they act after its run; None if none changes it.
+
+    These are modules whose weights are measured, those that an adapter reads, and `nn.MultiheadAttention`. Functions of
+    torch, softmaxes and backends are edited when they are called.
+    """
     if output is None or not _is_selected(module):
         return None
     if not is_adapted(module):
@@ -191,6 +191,7 @@ def _weights(given: dict[str, Any], output: Any, weights: Tensor) -> Tensor | No
     return weights[0] if output[0].ndim == 2 else weights
 
 
+#: Torch's table of the global hooks that take named arguments, by number.
 _with_kwargs: dict[int, bool] = getattr(nn.modules.module, "_global_forward_hooks_with_kwargs", {})
 
 

@@ -335,6 +335,7 @@ def _order(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor | No
     after = tuple(a.to(b) for a, b in zip(after, before, strict=True))
     if all(a.shape == b.shape and torch.equal(a, b) for a, b in zip(after, before, strict=True)):
         return None
+    # (B, B'): whether all states of an entry are those of an entry of the last call.
     same = torch.stack([(b[:, None] == a[None]).flatten(2).all(2) for a, b in zip(after, before, strict=True)]).all(0)
     if not bool(same.any(1).all()):
         raise Untranslatable(UNKNOWN_STATE)

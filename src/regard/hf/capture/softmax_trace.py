@@ -87,7 +87,10 @@ def weighted_sum(name: str, part: Traced, args: tuple[Any, ...], kwargs: dict[st
 
 
 def times_values(name: str, part: Traced, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-    """The values (..., J, D), if a function multiplies weights (..., J, 1) by them elementwise."""
+    """The values (..., J, D), if a function multiplies weights (..., J, 1) by them elementwise; None for others.
+
+    Only with D > 1 it is certain that they are values, not a factor or a mask for each key.
+    """
     weights, others = part.tensor, [x for x in tensors_in(args) if x is not part.tensor]
     if name not in MULTIPLICATIONS or len(others) != 1 or part.axis == -1 or weights.ndim < 2 or weights.shape[-1] != 1:
         return None

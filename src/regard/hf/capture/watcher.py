@@ -80,8 +80,9 @@ from regard.nn import Attends, listeners
 class ModuleFrame:
     """An attention module or encoder layer that runs: its path `name`, and what was observed of it so far.
 
-    The path is None for an encoder layer that is no attention module itself. `num_calls` counts the calls of its
-    attention, with this one. `inputs` are the arguments of a module that may compute softmax itself; None for others,
+    The path is None for an encoder layer that is no attention module itself. `num_calls` counts the calls of a module,
+    with this one; for an encoder layer those of its attention before: if there are more when it ends, it did not run
+    fused. `inputs` are the arguments of a module that may compute softmax itself; None for others,
     and once a call inside the module was observed, whose weights are those of the module. `trace` follows its softmaxes
     to the product with the values. `random` is the state of the random numbers at its start, if its weights can be
     measured by running it again. `halves` are the backend calls of differential attention. `is_edited`: an edit ran its

@@ -98,7 +98,10 @@ def _with_weights(seen: AttentionOutput, call: AttentionCall, translation: Trans
 
 
 def _with_links(seen: AttentionOutput, weights: TransportedMap, value: Tensor, edits: LayerEdits) -> AttentionOutput:
-    """The result of a recurrent attention with edits of its weights: the rows that no edit selects keep their bits."""
+    """The result of a recurrent attention with edits of its weights (links between tokens).
+
+    Rows that no edit selects keep their bits.
+    """
     _, H, I, _ = weights.shape
     steps = weights.live_steps
     output, rows = edited_recurrence(edits, with_heads(value, H), I, lambda values: recur(steps, values)[0])

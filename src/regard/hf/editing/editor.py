@@ -441,7 +441,10 @@ class _Editor(CallObserver):
     def _pairs_of(
         self, number: int, part: Any, heads: Indices, call: AttentionCall, place: tuple[int, int]
     ) -> list[Pairs]:
-        """The pairs of an edit that a call has; if it has none of some, the reason is kept for an error at the end."""
+        """The pairs of an edit in these heads that a call has, in sets for batch entries with the same tokens.
+
+        If the call has no pair of a set, the reason is kept for the error of an edit that selects nothing.
+        """
         pairs = []
         for own in Pairs.of(part.where, heads, len(call.query)):
             reason = self._why_no_pair(number, own, call, *place)
@@ -455,7 +458,9 @@ class _Editor(CallObserver):
     def _reaches_links(self, number: int, call: AttentionCall, name: str) -> bool:
         """Whether an edit acts on the weights of a recurrent layer; otherwise the layer is noted as not edited.
 
-        The number of a layer that also has attention means the attention (Falcon-H1).
+        Only `KnockOut` and `ScaleWeights` (`LINKS`) do: there are no scores. RWKV-4 computes weighted means, and its
+        other weights would have to grow if one is knocked out and the rest renormalized. The number of a layer that
+        also has attention means the attention (Falcon-H1).
         """
         edit: Any = self.edits[number]
         layer, is_link = layer_number(name), isinstance(edit, LINKS)

@@ -89,7 +89,7 @@ class MaskFunctionReader:
 
     def _or_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
         masks = [self.read(function) for function in mask_functions]
-        return None if None in masks else reduce(or_, masks)  # type: ignore[arg-type]  # one allows every pair
+        return None if None in masks else reduce(or_, masks)  # type: ignore[arg-type]  # None: one allows every pair
 
     def _sliding_window_overlay(self, sliding_window: int) -> Mask:
         # Theirs limits the keys before a query only, and `window` those after it, too.
