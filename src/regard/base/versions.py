@@ -133,5 +133,8 @@ def check_generation(model: nn.Module, config: Any) -> None:
 
 
 def packing_function(masking_utils: Any) -> Callable[..., Any] | None:
-    """The function that makes the mask of packed documents in graphs. Goes with transformers >= 5.23, which has it."""
+    """The function that makes the mask of packed documents in graphs; None for versions that have none.
+
+    Goes with transformers >= 5.23, all of which have it.
+    """
     return getattr(masking_utils, "packed_sequence_compatibility_function", None)

@@ -173,7 +173,10 @@ class LayerEdit:
 
     @property
     def keeps_shares(self) -> bool:
-        """Whether rows that are shares remain shares."""
+        """Whether rows that are shares remain shares.
+
+        A knock-out after the softmax loses weight. Given rows are checked to sum to 1.
+        """
         if isinstance(self.edit, ScaleWeights):
             return self.edit.factor == 1
         return (

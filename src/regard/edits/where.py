@@ -354,7 +354,7 @@ class Where:
         return listed(cast(Choice, self.heads))
 
     def heads_in(self, path: str) -> Indices | None:
-        """The heads that are selected in the layer with this module path; None if the layer is not selected."""
+        """The heads that are selected in the layer with this module path; None if no head of it is."""
         if self.layers is not None and not any(_is_layer(layer, path) for layer in listed(self.layers)):
             return None
         if self.roles is not None:

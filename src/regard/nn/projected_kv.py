@@ -304,6 +304,7 @@ def _map_when_asked(query: Tensor, keys: ProjectedKV, positions: Positions) -> C
             raise RegardError(ScoredMap._stale)
         with torch.set_grad_enabled(has_grad):
             prepared, grid = _prepared(query, keys.each, positions)
+            # None: the row statistic is computed when it is first needed
             return ScoredMap(_masked(keys.attention, keys.each), prepared, positions, grid, None)
 
     return make
