@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, register_random, settings
 
 from regard.engine.kept_plans import kept_plans
+from regard.engine.kernel import running
 from warm import warm_commands
 
 pytest_plugins = ["extras", "workers"]
@@ -78,6 +79,12 @@ def poisoned_memory(monkeypatch):
 def new_plans():
     """Every test plans its first calls itself: another test may have changed what a plan depends on."""
     kept_plans.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def may_start_threads():
+    """A worker is a fork, but one whose parent has started no threads: those of OpenMP can start in it."""
+    running._is_forked = False
 
 
 @pytest.fixture
