@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, register_random, settings
 
 from regard.engine.kept_plans import kept_plans
+from regard.engine.kernel import running
 from warm import warm_commands
 
 pytest_plugins = ["extras", "workers"]
@@ -24,7 +25,7 @@ EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
 os.environ["HOME"] = EMPTY.name
 for name in CACHES:
     os.environ.pop(name, None)
-torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
+torch.set_num_threads(1)  # while tests are collected: the threads of OpenMP do not survive the fork of a worker
 if not torch.accelerator.is_available():  # a seed of absent devices is kept for later with its stack: a millisecond
     for devices in (torch.cuda, torch.xpu, torch.mtia):
         devices.manual_seed_all = lambda seed: None
@@ -78,6 +79,13 @@ def poisoned_memory(monkeypatch):
 def new_plans():
     """Every test plans its first calls itself: another test may have changed what a plan depends on."""
     kept_plans.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def may_start_threads():
+    """A worker is a fork, but one whose parent has started no threads: those of OpenMP can start in it."""
+    running._is_forked = False
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 
 
 @pytest.fixture

@@ -60,6 +60,10 @@ class Ranks:
             pipe.close()
 
 
+#: The numbers of ranks whose processes have been started.
+STARTED = set()
+
+
 @pytest.fixture(scope="module")
 def ring():
     """One process group for all cases of a number of ranks. (A parameter would start one for each case: pytest tears
@@ -69,6 +73,8 @@ def ring():
 
     def of(num_ranks):
         if num_ranks not in started:
+            assert num_ranks not in STARTED, "the processes of a number of ranks start once"
+            STARTED.add(num_ranks)
             started[num_ranks] = Ranks(num_ranks, serve)
         return started[num_ranks]
 
