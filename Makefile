@@ -35,7 +35,7 @@ test: lint ## Check format, lint and types, and run the tests (ARGS="-k causal" 
 
 # Beside the types, which take a minute of one processor.
 tests: $(STAMPS)/dev
-	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 -q -m "not example" $(ARGS)
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist loadgroup -q -m "not example" $(ARGS)
 
 quick: $(STAMPS)/dev ## Lint, types and tests of the files that differ from HEAD, within a minute (ARGS="--since main")
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/changed.py $(ARGS)
@@ -62,7 +62,7 @@ replay: $(STAMPS)/dev ## Record results and plans, or compare them with a record
 	OMP_NUM_THREADS=1 $(BIN)/python -W ignore scripts/replay.py $(ARGS)
 
 examples: $(STAMPS)/docs $(STAMPS)/dev ## Run the slow tests: every example and claim, the search of the site, kernels for every system and GPU, clusters, four ranks
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -q -m example $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -q -m example $(ARGS)
 
 lint: $(STAMPS)/dev ## Check format and lint
 	$(BIN)/ruff format --check .

@@ -240,7 +240,7 @@ def _pytest(
     """pytest in one process, with the random numbers of hypothesis fixed, against the source in a folder."""
     environment = os.environ | {"PYTHONPATH": f"{source}{os.pathsep}{Path(__file__).parent}", "OMP_NUM_THREADS": "1"}
     environment |= {"PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_PROFILE": "mutation", "REGARD_EXAMPLES": "40"} | more
-    plugins = [option for name in (plugin, "no:cacheprovider") if name for option in ("-p", name)]
+    plugins = [option for name in (plugin, "no:cacheprovider", "no:xdist") if name for option in ("-p", name)]
     command = [sys.executable, "-m", "pytest", "-q", *plugins, *arguments]
     if plugin:
         return subprocess.run(command, cwd=ROOT, env=environment)

@@ -22,11 +22,11 @@ from typing import TextIO
 
 ROOT = Path(__file__).parents[1]
 LOGS = ROOT / ".settings"
-QUICK = ("-q", "-n", "2", "-m", "not slow and not example", "-p", "no:cacheprovider")
+QUICK = ("-q", "-n", "2", "--dist", "loadgroup", "-m", "not slow and not example", "-p", "no:cacheprovider")
 #: Vector widths that torch has kernels for, the narrowest first; Regard's own kernels take the same.
 CAPABILITIES = ("default", "avx2", "avx512")
 #: What the quick tests cannot do without; the optional packages are all others.
-BARE = ("numpy", "pytest", "hypothesis")
+BARE = ("numpy", "pytest", "pytest-xdist", "hypothesis")
 #: The user and group "nobody".
 NOBODY = 65534
 OF_NOBODY = {"user": NOBODY, "group": NOBODY, "extra_groups": []}

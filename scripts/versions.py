@@ -25,7 +25,7 @@ EXTRAS = ("cli", "hf", "corpus", "lab", "ray", "view", "demo")
 #: Slow tests, without which nothing of an extra would be run: those of Ray.
 SLOW = ("tests/engine/test_cluster.py",)
 #: At the versions of constraints.txt, since they test and are not tested.
-TOOLS = ("pytest", "hypothesis")
+TOOLS = ("pytest", "hypothesis", "pytest-xdist")
 #: The rows of the table: torch and transformers.
 VERSIONS = (
     *((torch, "5.23.0") for torch in ("2.8.0", "2.9.1", "2.10.0", "2.12.1", "2.13.0", "2.15.0")),
@@ -92,7 +92,7 @@ def run_tests(mode: str, arguments: list[str]) -> int:
     """Install, run the quick tests, and return whether some failed."""
     python = ROOT / f".venv-{mode}" / "bin" / "python"
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | install(python, mode)
-    pytest = [str(python), "-m", "pytest", "-q", "-n", "2"]
+    pytest = [str(python), "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup"]
     if mode == "oldest":  # old packages call what newer packages deprecate
         pytest += ["-W", "ignore::DeprecationWarning"]
     runs = [[*pytest, "-m", "not slow and not example", *arguments]]

@@ -13,19 +13,17 @@ import torch
 from hypothesis import HealthCheck, register_random, settings
 
 from regard.engine.kept_plans import kept_plans
-from regard.engine.kernel import running
 from warm import warm_commands
 
-pytest_plugins = ["extras", "workers"]
-#: The folder of commands that start without importing torch.
-COMMANDS = pytest.StashKey()
+pytest_plugins = ["extras"]
 # No test reads what a developer's machine holds.
 CACHES = ("REGARD_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME")
-EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
-os.environ["HOME"] = EMPTY.name
-for name in CACHES:
-    os.environ.pop(name, None)
-torch.set_num_threads(1)  # while tests are collected: the threads of OpenMP do not survive the fork of a worker
+if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process that started them
+    EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
+    os.environ["HOME"] = EMPTY.name
+    for name in CACHES:
+        os.environ.pop(name, None)
+torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 if not torch.accelerator.is_available():  # a seed of absent devices is kept for later with its stack: a millisecond
     for devices in (torch.cuda, torch.xpu, torch.mtia):
         devices.manual_seed_all = lambda seed: None
@@ -81,13 +79,6 @@ def new_plans():
     kept_plans.clear()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def may_start_threads():
-    """A worker is a fork, but one whose parent has started no threads: those of OpenMP can start in it."""
-    running._is_forked = False
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
-
-
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks, chunks and tiles of a few tokens, so that tiny problems cross many of their borders."""
@@ -113,19 +104,25 @@ def heard_signals():
         signal.signal(number, handler)
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtestloop(session):
-    """Commands that start without importing torch, where a test runs some: all workers have those of one process."""
-    if session.config.option.collectonly or not any("commands" in item.fixturenames for item in session.items):
-        return (yield)
-    with warm_commands() as session.config.stash[COMMANDS]:
-        return (yield)
-
-
 @pytest.fixture(scope="session")
-def commands(pytestconfig):
+def commands():
     """A folder of `python`, `regard` and `torchrun` that start without importing torch."""
-    return pytestconfig.stash[COMMANDS]
+    with warm_commands() as folder:
+        yield folder
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Where `--dist loadgroup` asks for groups, whole files are groups as well."""
+    from file_scheduler import FileScheduling
+
+    return FileScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(items):
+    """Workers of xdist must collect the same names, so a name must not hold an address."""
+    if named := [item.nodeid for item in items if " at 0x" in item.nodeid]:
+        raise pytest.UsageError(f"Give these tests ids; theirs hold addresses in memory: {named}")
 
 
 def law_of(nodeid):

@@ -116,7 +116,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.example
 @pytest.mark.slow
-@pytest.mark.group("missing packages")
+@pytest.mark.xdist_group("missing packages")
 def test_an_extra_makes_its_commands_whole(folder):
     """A command runs where only torch, NumPy and its extra are installed."""
     cases = [(line, command_extras.OPTIONAL - packages_of(extra) - {"pydantic"}) for line, extra in COMMANDS.items()]

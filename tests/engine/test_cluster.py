@@ -32,7 +32,7 @@ from regard.profiling.workers import RayWorkers, Worker
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.group("ray"),
+    pytest.mark.xdist_group("ray"),
     # ray 2.50 drops the processes of its cluster while they run, and leaves their output open
     pytest.mark.filterwarnings("ignore:subprocess .* is still running:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:unclosed file .*/dev/null:ResourceWarning"),

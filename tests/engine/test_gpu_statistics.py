@@ -33,7 +33,9 @@ def run(*command: object, **settings: str) -> None:
 @pytest.mark.example
 def test_under_the_interpreter():
     """Triton reads the setting when it is imported, and torch's compiler imports Triton."""
-    run("-m", "pytest", "-q", "-p", "no:cacheprovider", TOOLS / "triton_laws.py", TRITON_INTERPRET="1")
+    run(
+        "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", TOOLS / "triton_laws.py", TRITON_INTERPRET="1"
+    )
 
 
 @needs_triton

@@ -77,8 +77,8 @@ def sanitized(tmp_path_factory):
     return Harness(str(build_kernels.build_harness(["gcc", *SANITIZERS], program)))
 
 
-#: Each program is compiled by one worker.
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.group(name)) for name in ("emulated", "sanitized")])
+#: Each program is compiled by one worker of xdist.
+@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("emulated", "sanitized")])
 def harness(request, monkeypatch):
     harness = request.getfixturevalue(request.param)
     monkeypatch.setenv("REGARD_KERNEL", "baseline")
@@ -244,7 +244,7 @@ def test_half_precision_is_rounded_once(harness, dtype):
         torch.testing.assert_close(one.double(), other, rtol=4 * unit, atol=16 * unit)
 
 
-@pytest.mark.group("sanitized")
+@pytest.mark.xdist_group("sanitized")
 def test_the_sanitizers_see_a_buffer_that_is_too_short(sanitized, monkeypatch):
     monkeypatch.setenv("REGARD_KERNEL", "baseline")
 
@@ -257,7 +257,7 @@ def test_the_sanitizers_see_a_buffer_that_is_too_short(sanitized, monkeypatch):
         rg.Attention()(*inputs(1, 1, 1, 20, 20, 16, 16), engine="kernel")
 
 
-@pytest.mark.group("emulated")
+@pytest.mark.xdist_group("emulated")
 def test_the_emulated_program_is_one_for_aarch64(emulated):
     header = Path(emulated.command[1]).read_bytes()[:20]
     assert header[:5] == b"\x7fELF\x02" and int.from_bytes(header[18:20], "little") == 183  # EM_AARCH64

@@ -89,7 +89,7 @@ def ring():
 
 
 @pytest.mark.slow
-@pytest.mark.group("ring")  # the processes start once
+@pytest.mark.xdist_group("ring")  # the processes start once
 @pytest.mark.parametrize(
     ("num_ranks", "name"),
     [

@@ -17,7 +17,7 @@ TOOLS = Path(__file__).parents[1] / "tools"
 )
 def test_on_a_pretend_accelerator(module):
     """Registering a device changes a whole process: autograd starts a thread for it, torch.accelerator finds it."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
     done = subprocess.run(
         [*command, TOOLS / f"accelerator_{module}.py"], cwd=TOOLS.parents[1], capture_output=True, text=True
     )

@@ -19,7 +19,7 @@ faults_of = functools.cache(lambda backend: BACKENDS[backend].faults())
 
 def on_one_worker(backend, *values):
     """The faults of a backend are found once, for all of its kinds."""
-    group = pytest.mark.group(f"reductions, {backend}")
+    group = pytest.mark.xdist_group(f"reductions, {backend}")
     return pytest.param(*values, backend, marks=group, id="-".join((*values, backend)))
 
 

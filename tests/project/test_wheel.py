@@ -98,7 +98,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.mark.example
-@pytest.mark.group("wheel")
+@pytest.mark.xdist_group("wheel")
 def test_the_wheel_holds_each_file_once_and_no_dead_link(wheel):
     with zipfile.ZipFile(wheel) as packed:
         files = packed.infolist()
@@ -159,7 +159,7 @@ print(rg.__file__)
 
 
 @pytest.mark.example
-@pytest.mark.group("wheel")
+@pytest.mark.xdist_group("wheel")
 @pytest.mark.parametrize(
     ("command", "said"),
     [

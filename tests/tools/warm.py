@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,7 @@ def environment(commands: Path) -> dict[str, str]:
 
 @contextmanager
 def warm_commands() -> Iterator[Path]:
-    """A folder with `python`, `regard` and `torchrun`, each of which starts a fork of warm_server.py, once that serves.
+    """A folder with `python`, `regard` and `torchrun`, each of which starts a fork of warm_server.py.
 
     Where the system has no `pidfd_open`, they are the real ones.
     """
@@ -42,6 +43,9 @@ def warm_commands() -> Iterator[Path]:
                 (folder / command).chmod(0o755)
         server = subprocess.Popen([sys.executable, HERE / "warm_server.py", address], env=environment(folder))
         try:
+            while not address.exists():
+                assert server.poll() is None, "warm_server.py has ended"
+                time.sleep(0.02)
             yield folder
         finally:
             server.kill()

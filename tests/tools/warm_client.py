@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import time
 
 
 def answer(connection: socket.socket) -> int:
@@ -19,24 +18,14 @@ def answer(connection: socket.socket) -> int:
     return int.from_bytes(told, "little", signed=True)
 
 
-def connected(path: str) -> socket.socket:
-    """A connection to the server, which imports for seconds before it serves."""
-    for _ in range(6000):
-        if os.path.exists(path):
-            connection = socket.socket(socket.AF_UNIX)
-            connection.connect(path)
-            return connection
-        time.sleep(0.02)
-    sys.exit("warm_server.py does not serve")
-
-
 def main() -> None:
     """Ask for a process and wait for it."""
     path, python, *arguments = sys.argv[1:]
     arguments = arguments[arguments[:1] == ["-u"] :]
     if arguments[0] not in ("-c", "-m"):
         arguments.insert(0, "file")
-    connection = connected(path)
+    connection = socket.socket(socket.AF_UNIX)
+    connection.connect(path)
     request = {"arguments": arguments, "folder": os.getcwd(), "environment": dict(os.environ), "python": python}
     data = json.dumps(request).encode()
     socket.send_fds(connection, [len(data).to_bytes(8, "little")], [0, 1, 2])
