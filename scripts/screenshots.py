@@ -21,12 +21,12 @@ THEMES = ("light", "dark")
 #: translation). Views that are not here are shown as they open.
 LINKS = {
     "overview": "overview",
-    "map": "map?text=2&layer=3&head=10&query=118&key=111&x=114&y=116&zoom=5.4",
-    "text": "text?text=0&layer=2&head=1&query=10",
-    "heads": "text?text=0&layer=2&head=1&query=10&way=heads",
-    "model": "text?text=0&layer=2&head=1&query=10&way=model",
-    "tiles": "text?text=0&layer=2&head=1&query=10&key=2&heads=2.1%2C3.1%2C4.2",
-    "neurons": "map?text=0&layer=2&head=1&query=10&why=yes",
+    "map": "head?text=2&layer=3&head=10&query=118&key=111&x=114&y=116&zoom=5.4",
+    "text": "head?text=0&layer=2&head=1&query=10",
+    "heads": "head?text=0&layer=2&head=1&query=10&way=lines",
+    "model": "head?text=0&layer=2&head=1&query=10&way=model",
+    "tiles": "head?text=0&layer=2&head=1&query=10&key=2&heads=2.1%2C3.1%2C4.2",
+    "neurons": "head?text=0&layer=2&head=1&query=10&why=yes",
     "alignment": "alignment?text=3",
     "statistics": "statistics?text=2",
     "table": "statistics?text=0&table=head&find=it",

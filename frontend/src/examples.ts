@@ -105,7 +105,7 @@ function opener(
   title: string,
   { link: [query, key] }: { link: [number, number] },
 ): HTMLAnchorElement {
-  const change: Partial<State> = { view: "text", text, query, key };
+  const change: Partial<State> = { view: "head", text, query, key };
   return h(
     "a",
     {

@@ -90,7 +90,7 @@ export function firstView(context: Context): First {
 
   function open(word: Partial<State>) {
     const { layer, head, query } = shown ?? context.state;
-    context.set({ view: "text", layer, head, query, ...word });
+    context.set({ view: "head", layer, head, query, ...word });
   }
 
   // Arrows move between the words of a list that has the focus; Enter opens the word.
@@ -245,7 +245,7 @@ export function firstView(context: Context): First {
       ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
       stateLink(
         context,
-        { ...place, view: isWord ? "text" : "picture" },
+        { ...place, view: isWord ? "head" : "picture" },
         "more",
         `Every ${nounOf(text)} of this head`,
       ),
@@ -264,7 +264,7 @@ export function firstView(context: Context): First {
         "”",
       ),
       " · ",
-      stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"),
+      stateLink(context, { ...place, key: link.key, view: "head" }, "more", "Its map"),
     );
     redraw();
   }

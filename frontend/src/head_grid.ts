@@ -289,7 +289,7 @@ export function headGrid(context: Context): HeadGrid {
   };
   element.addEventListener("click", (event) => {
     const at = placeOf(event);
-    if (at) context.set({ ...at, view: "map", x: -1, y: -1 });
+    if (at) context.set({ ...at, view: "head", x: -1, y: -1 });
   });
   element.addEventListener("focusin", (event) => {
     const at = placeOf(event);

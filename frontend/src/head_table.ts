@@ -268,7 +268,7 @@ export function headTable(context: Context): HeadTable {
       context.set(
         link
           ? {
-              view: "text",
+              view: "head",
               way: "words",
               heads: "one",
               layer: at[0],
@@ -276,7 +276,7 @@ export function headTable(context: Context): HeadTable {
               query: link.query,
               key: link.key,
             }
-          : { view: "map", layer: at[0], head: at[1], x: -1, y: -1 },
+          : { view: "head", layer: at[0], head: at[1], x: -1, y: -1 },
       );
     const word = link
       ? [

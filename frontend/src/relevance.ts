@@ -1,11 +1,12 @@
 // The relevance of every token for a prediction: its color and its bar, up where it raises the score, down where it lowers it.
-import type { Context } from "./context";
+import type { Colors } from "./color";
+import type { Text } from "./data";
 import { h, joins, s, visible } from "./dom";
 import { exact, shown } from "./format";
 
 const TALL = 34; // pixels of the longest bar
 
-export function relevancePicture({ text, colors }: Context, values: number[]): HTMLElement {
+export function relevancePicture(text: Text, colors: Colors, values: number[]): HTMLElement {
   const most = Math.max(...values.map(Math.abs), 1e-12);
   const [raises, lowers] = [values.some((value) => value > 0), values.some((value) => value < 0)];
   const bar = (value: number, up: boolean) => {
@@ -51,7 +52,7 @@ export function relevancePicture({ text, colors }: Context, values: number[]): H
 }
 
 // From the strongest orange, -most, over 0 to the strongest blue, +most.
-function signedLegend(colors: Context["colors"], most: number): SVGSVGElement {
+function signedLegend(colors: Colors, most: number): SVGSVGElement {
   const [width, parts] = [240, 61];
   const label = (x: number, said: string, anchor: string) =>
     s("text", { x, y: 25, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);

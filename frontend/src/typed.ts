@@ -2,7 +2,7 @@
 import { counted } from "./format";
 import type { Context } from "./context";
 import type { Text } from "./data";
-import { choice, fill, h, joins, plain, strong } from "./dom";
+import { choice, fill, h, joins, plain } from "./dom";
 import { opening } from "./opening";
 
 const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
@@ -103,15 +103,6 @@ export function typedPanel(
   const element = h(
     "section",
     { class: "typed", "aria-label": "Another text" },
-    !isBrief &&
-      h(
-        "h2",
-        {},
-        model.kind === "translation"
-          ? "Translate another sentence with "
-          : "Read another text with ",
-        strong(model.name),
-      ),
     !isBrief && about,
     !isBrief && words,
     form,

@@ -59,7 +59,7 @@ def title_under(page, group, x, y):
 def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, address, maps):
     means = torch.stack([weights.dense()[0, :, 7].mean(0) for weights in maps.values()])
     whole = torch.stack([weights.dense()[0].mean(0) for weights in maps.values()])
-    with opened(browser, f"{address}#text?query=7") as page:
+    with opened(browser, f"{address}#head?query=7") as page:
         until(page, "document.querySelectorAll('.strip .cells path').length > 1")
         group = page.locator(".strip .cells")
         drawn, elements = fills(group)
@@ -84,7 +84,7 @@ def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, addre
 
 
 def test_another_head_only_colors_the_words(browser, address, maps):
-    with opened(browser, f"{address}#text?query=7&layer=2&head=0") as page:
+    with opened(browser, f"{address}#head?query=7&layer=2&head=0") as page:
         until(page, "document.querySelector('.looks')?.textContent.startsWith('t7 ')")
         until(page, "document.querySelectorAll('.strip .cells path').length > 1")
         page.evaluate("document.querySelectorAll('.words span, .strip svg').forEach((one) => { one.kept = true; })")
@@ -121,7 +121,7 @@ def test_another_head_only_moves_its_mark_in_charts_of_all_heads(browser, addres
 
 def test_controls_keep_the_focus_when_the_head_changes(browser, address):
     focused = "document.activeElement.getAttribute('aria-label')"
-    with opened(browser, f"{address}#text?layer=2&head=0") as page:
+    with opened(browser, f"{address}#head?layer=2&head=0") as page:
         page.get_by_role("button", name="Next head").focus()
         for head in ("layer=2&head=1", "layer=3&head=0"):
             page.keyboard.press("Enter")

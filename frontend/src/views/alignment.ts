@@ -81,7 +81,12 @@ const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[
 const roomOf = (names: string[]) =>
   Math.max(...names.map((name) => Math.min([...name].length, 14))) * 12 * 0.58 + 10;
 
-export const view: View = { place: 4, make: alignmentView, figure: "alignment" };
+export const view: View = {
+  place: 6,
+  make: alignmentView,
+  figure: "alignment",
+  hasTab: ({ text }) => text.queries !== null || text.gold.length > 0,
+};
 
 function alignmentView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "panels" })];
