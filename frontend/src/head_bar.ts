@@ -67,7 +67,7 @@ export function headBar(context: Context): HeadBar {
     element.hidden = !isOfHead;
     if (!isOfHead) return fill(element);
     const { length } = text.layers[state.layer].heads;
-    if (!element.firstChild || isNew(state.text, text.title, text.layers.length, length))
+    if (isNew(state.text, text.title, text.layers.length, length) || !element.firstChild)
       fill(element, ...controls());
     [state.layer, state.head].forEach((value, at) => {
       element.querySelectorAll("select")[at].value = String(value);

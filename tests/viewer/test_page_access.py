@@ -149,14 +149,14 @@ def test_views_are_links_and_a_key_skips_to_the_view(browser, file):
         links = page.locator(".tabs a").evaluate_all("all => all.map((one) => one.hash)")
         names = [link.split("?")[0] for link in links]
         assert names[:2] == ["#overview", "#head"] and all("layer=0&head=0" in link for link in links)
-        assert page.locator(".tabs [aria-current=page]").inner_text() == "Map"
+        assert page.locator(".tabs [aria-current=page]").inner_text() == "Head"
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the view"
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.tagName") == "MAIN" and "#head" in page.url
-        page.get_by_role("link", name="Text", exact=True).click()
-        until(page, "location.hash.startsWith('#head')")
+        page.get_by_role("link", name="Statistics", exact=True).click()
+        until(page, "location.hash.startsWith('#statistics')")
 
 
 @pytest.mark.parametrize(("view", "most"), [("overview", 34), ("head", 28), ("head?way=lines", 26)])

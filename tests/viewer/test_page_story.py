@@ -73,7 +73,7 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
         assert page.locator("footer.story").is_hidden(), "nothing covers the view"
         page.keyboard.press("?")
         page.get_by_role("button", name="Record a story").click()
-        for view, sentence in ((None, "Third"), ("3", "First"), ("5", "Gone"), ("1", "Second </script><!--")):
+        for view, sentence in ((None, "Third"), ("4", "First"), ("3", "Gone"), ("1", "Second </script><!--")):
             if view:
                 page.locator("main").focus()
                 page.keyboard.press(view)
@@ -94,7 +94,11 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save story.json").click()
         story = Story.read(saved.value.path())
-        assert story.title == "Mine" and [parts(step.link)[0] for step in story.steps] == ["head", "overview", "head"]
+        assert story.title == "Mine" and [parts(step.link)[0] for step in story.steps] == [
+            "compare",
+            "overview",
+            "head",
+        ]
         assert all(parts(step.link)[1]["head"] == "2" for step in story.steps)
         assert story.check([texts["short"]]) == story
         with page.expect_download() as saved:

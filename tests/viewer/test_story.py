@@ -61,7 +61,7 @@ def test_an_address_may_be_pasted_and_a_list_is_a_story():
         (json.dumps([{"link": 3, "sentence": ""}]), "step 1 of .* must be"),
         (json.dumps([{"link": "#head"}]), "both texts"),
         (json.dumps([{"link": "javascript:alert(1)", "sentence": ""}]), "Copy it from the address"),
-        (json.dumps([STEP | {"link": "#mpa?layer=1"}]), "Did you mean 'map'"),
+        (json.dumps([STEP | {"link": "#haed?layer=1"}]), "Did you mean 'head'"),
         (json.dumps([STEP | {"sentence": "a" * 1001}]), "more than 1,000 characters"),
         (json.dumps([STEP | {"link": "#head?text=2"}]), "step 1 has text=2; there are 2, numbered from 0"),
         (json.dumps([STEP, STEP | {"link": "#head?layer=2"}]), "step 2 has layer=2; there are 2"),
