@@ -35,8 +35,8 @@ LINKS = {
     "whatif": "whatif",
     "picture": "picture?layer=1&head=2&query=215",
 }
-#: The demo has none of these: docs/guides/images.md writes a page that has, for `--page portrait.html --only picture`, and
-#: `regard analyze TEXT --knock-out "L2.H1: it -> tired" --save DIR` one for `--only whatif`.
+#: The demo has none of these: docs/guides/images.md writes a page that has, for `--page portrait.html --only picture`,
+#: and `regard analyze TEXT --knock-out "L2.H1: it -> tired" --save DIR` one for `--only whatif`.
 OF_OTHER_PAGES = {"picture", "whatif"}
 
 

@@ -4,8 +4,9 @@ import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { choice, cut, fill, h, strong } from "./dom";
-import { exact, percent, shown } from "./format";
-import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
+import { exact, percent, shown, tick } from "./format";
+import { legendOf } from "./legend";
+import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
 import type { Place, Range } from "./source";
 import type { State } from "./state";
@@ -35,7 +36,7 @@ export function comparedHeads(context: Context): PinsPanel {
     h(
       "p",
       { class: "hint" },
-      "Both heads have one color scale. Pin heads with the key p or the button in Map, or choose them here.",
+      "Both heads have one color scale. Pin heads with the key p or the button in Head, or choose them here.",
     ),
     tools,
     key,
@@ -263,13 +264,20 @@ export function comparedHeads(context: Context): PinsPanel {
         onCell,
       );
       panels.push(panel);
-      const legendOf = () => (most ? differenceLegend(color, most) : null);
       figures.push(figureOf([strong("A − B")], panel));
       key.append(
         h(
           "span",
           {},
-          legendOf() ?? "",
+          most > 0 &&
+            legendOf({
+              said: "Colors of the difference",
+              color: (share) => color(most * (2 * share - 1)),
+              ticks: [-1, -0.5, 0, 0.5, 1].map((part) => [
+                (part + 1) / 2,
+                `${part > 0 ? "+" : ""}${tick(part * most)}`,
+              ]),
+            }),
           h(
             "span",
             { class: "hint" },

@@ -1,6 +1,6 @@
 // The contact map of a protein in the chosen head, as contact_maps of src/regard/stats/patterns.py computes it.
 import type { ChartPlan } from "./chart";
-import { rangeLegend } from "./color";
+import { rangeLegend } from "./legend";
 import { headName, inText, place, type Context } from "./context";
 import type { Text } from "./data";
 import { fill, h, strong } from "./dom";

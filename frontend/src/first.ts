@@ -56,7 +56,7 @@ export function firstView(context: Context): First {
   const observer = new ResizeObserver(() => redraw());
   const depth = depthBar(context, () => redraw());
 
-  // Words in order; the spans of both sides by index. A word opens the view Text.
+  // Words in order; the spans of both sides by index. A word opens the view of its head.
   function line(
     tokens: string[],
     shown: [number, number][],
@@ -76,7 +76,7 @@ export function firstView(context: Context): First {
             dir: "auto",
             role: "option",
             "aria-selected": String(at === marked),
-            title: `${visible(tokens[at])} · ${at}: open it in Text`,
+            title: `${visible(tokens[at])} · ${at}: open it in Head`,
             onclick: () => open(wordOf(at)),
           },
           visible(tokens[at]),
@@ -243,13 +243,12 @@ export function firstView(context: Context): First {
       isWord ? "Arcs show what the word " : "Light falls on what the patch ",
       h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
       ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
-      stateLink(
-        context,
-        { ...place, view: isWord ? "head" : "picture" },
-        "more",
-        `Every ${nounOf(text)} of this head`,
-      ),
-      " · ",
+      ...(isWord
+        ? []
+        : [
+            stateLink(context, { ...place, view: "picture" }, "more", "Every patch of this head"),
+            " · ",
+          ]),
       stateLink(
         context,
         {

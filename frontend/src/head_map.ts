@@ -7,7 +7,7 @@ import { queriesOf } from "./data";
 import { choice, fill, h, s, signButton, strong, visible } from "./dom";
 import { labelsOf, paintMap } from "./map_drawing";
 import { DEEPEST, MapFrame } from "./map_frame";
-import { tellCell, tellStrongest } from "./map_readout";
+import { tellCell } from "./map_readout";
 import { mapSearch } from "./map_search";
 import { MapTiles } from "./map_tiles";
 import { pinButton } from "./pin_set";
@@ -102,7 +102,7 @@ export function headMap(
     pointed = null;
     const { query, key } = context.state;
     if (key >= 0) tellCell(context, frame, tiles, readout, query, key);
-    else tellStrongest(context, readout);
+    else fill(readout, "Point at a cell, or click to choose it.");
   }
 
   function measure() {

@@ -207,7 +207,7 @@ def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, t
     expected = ramp(np.maximum((values - values.min()) / np.ptp(values), 0.004)).reshape(-1, 3)
     with opened(browser, file + "#statistics?color=entropy") as page:
         chart = page.locator("figure", has_text=re.compile(r"Map of .*entropy")).first
-        low, name, high = chart.locator(".legend text").all_text_contents()
+        low, high, name = chart.locator(".legend text").all_text_contents()
         assert (float(low), float(high)) == (round(values.min(), 3), round(values.max(), 3)) and "entropy" in name
         cells = chart.locator(".cells").first.locator("rect")
         close([rgb(fill) for fill in cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")], expected)

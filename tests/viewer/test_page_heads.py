@@ -190,7 +190,7 @@ def test_pins_show_two_heads_and_their_difference(browser, address, texts):
         assert numbers(page) == pytest.approx([float(a[8, 4]), float(b[8, 4]), float(a[8, 4] - b[8, 4])], rel=1e-4)
         moved = 100 * float((a - b).abs().sum(-1).mean() / 2)
         assert float(page.locator(".moved output").inner_text().split()[0]) == pytest.approx(moved, abs=0.51)
-        assert page.locator(".pin-key svg").count() >= 1 and page.locator(".pin-key svg.difference").count() == 1
+        assert page.locator(".pin-key svg").count() >= 1 and page.locator(".pin-key .legend").count() == 1
         bounds = page.locator(".pin-map").nth(2).bounding_box()
         page.mouse.move(bounds["x"] + bounds["width"] * 0.8, bounds["y"] + bounds["height"] * 0.8)
         said = re.search(r" (\d+) → .* (\d+): ", page.locator(".pin-readout").inner_text())
@@ -217,10 +217,10 @@ def test_pins_of_two_texts_have_a_difference_if_they_are_as_long(browser, file, 
     with opened(browser, file + "#compare?pair=heads&pins=0.0.1,4.1.2&query=9&key=3") as page:
         page.wait_for_selector(".pin-readout output")
         assert numbers(page) == pytest.approx([float(a), float(b), float(a - b)], rel=1e-4)
-        assert page.locator("svg.legend.difference").count() == 1
+        assert page.locator(".pin-key .legend").count() == 1
         page.goto(file + "#compare?pair=heads&pins=0.0.1,0.0.1&query=9&key=3")
         until(page, "document.querySelector('.pin-key')?.textContent.includes('every difference is 0')")
-        assert page.locator("svg.legend.difference").count() == 0
+        assert page.locator(".pin-key .legend").count() == 0
         page.goto(file + "#compare?pair=heads&pins=0.0.1,1.0.1&query=9&key=3")
         page.wait_for_selector(".no-difference")
         assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2

@@ -2,7 +2,7 @@
 import { aboutHead } from "../about_head";
 import { plural } from "../format";
 import { changeDetector } from "../changes";
-import { rangeLegend } from "../color";
+import { rangeLegend } from "../legend";
 import { headName, meansOnly, type Context, type Panel } from "../context";
 import { shortName } from "../data";
 import { choice, fill, h, segments, strong } from "../dom";
