@@ -3,7 +3,7 @@ import { aboutHead } from "./about_head";
 import { plural } from "./format";
 import { changeDetector } from "./changes";
 import { headName, type Context, type Panel } from "./context";
-import { queriesOf } from "./data";
+import { queriesOf, shortName } from "./data";
 import { choice, fill, h, s, signButton, strong, visible } from "./dom";
 import { labelsOf, paintMap } from "./map_drawing";
 import { DEEPEST, MapFrame } from "./map_frame";
@@ -36,7 +36,7 @@ export function headMap(
     hidden: true,
   });
   const [tools, precision] = [h("div", { class: "tools" }), h("div", { class: "key" })];
-  const beside = h("div", { class: "about-map" });
+  const [here, beside] = [h("h2", {}), h("div", { class: "about-map" })];
   let row: number | null = null; // of the word that is pointed at
   const element = h(
     "section",
@@ -46,7 +46,7 @@ export function headMap(
       "div",
       { class: "sides" },
       h("div", { class: "map-main" }, box, progress),
-      h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, precision, beside),
+      h("aside", { class: "beside" }, here, readout, precision, beside),
     ),
   );
   const frame = new MapFrame(context, canvas, box, () => {
@@ -141,6 +141,7 @@ export function headMap(
         ),
       pinButton(context),
     );
+    here.textContent = `Here, in ${shortName(context.text.layers[state.layer], state.head)}`;
     fill(beside, h("h2", {}, "This head"), aboutHead(context));
     fill(precision, h("span", { class: "hint" }, source.precision(state.text)));
   }

@@ -130,7 +130,10 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
         page.evaluate("window.print = () => { window.seen = document.querySelectorAll('.figure-print > svg').length }")
         page.keyboard.press("Control+p")
         until(page, "window.seen === 1")
-        assert "What “it” attends to" in words_of(page.locator(".figure-print").inner_html())
+        said = words_of(page.locator(".figure-print").inner_html())
+        assert "a\u2002What “it” attends to" in said and any(each.startswith("b\u2002") for each in said), (
+            "words and map"
+        )
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.locator(".figure-print").count() == 0
         if address == "file":
@@ -138,7 +141,7 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
             assert content.count(b"/Type /Page\n") == 1
             text = pdf_text(content)
             assert text is None or ("attends to" in text and "Overview" not in text)
-        page.keyboard.press("6")  # a view without a figure prints in the light theme
+        page.keyboard.press("4")  # a view without a figure prints in the light theme
         page.wait_for_selector(".view-compare")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.locator(".regard").get_attribute("data-theme") == "light"
