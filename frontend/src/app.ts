@@ -1,7 +1,7 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
 import { Colors, SCALES } from "./color";
 import { place, type Context, type Panel } from "./context";
-import { fill, h } from "./dom";
+import { actionButton, fill, h, inPlace } from "./dom";
 import { headBar } from "./head_bar";
 import { identity } from "./identity";
 import { opening } from "./opening";
@@ -94,10 +94,8 @@ export async function mount(
     h(
       "p",
       { class: "help-buttons" },
-      h(
-        "button",
+      actionButton(
         {
-          type: "button",
           onclick: () => {
             help.close();
             story.record();
@@ -105,13 +103,11 @@ export async function mount(
         },
         "Record a story",
       ),
-      h("button", { type: "button", onclick: () => help.close() }, "Close"),
+      actionButton({ onclick: () => help.close() }, "Close"),
     ),
   );
-  const theme = h(
-    "button",
+  const theme = actionButton(
     {
-      type: "button",
       class: "quiet",
       title: "Light or dark (t)",
       "aria-label": "Light or dark",
@@ -142,37 +138,18 @@ export async function mount(
       "span",
       { class: "end" },
       context.tour
-        ? h(
-            "button",
-            {
-              type: "button",
-              class: "figure-open",
-              title: context.tour.title,
-              onclick: context.tour.play,
-            },
+        ? actionButton(
+            { class: "figure-open", title: context.tour.title, onclick: context.tour.play },
             "Tour",
           )
         : "",
-      h(
-        "button",
-        {
-          type: "button",
-          class: "figure-open",
-          title: "Figure for a paper (f)",
-          onclick: () => openFigure(),
-        },
+      actionButton(
+        { class: "figure-open", title: "Figure for a paper (f)", onclick: () => openFigure() },
         "Figure",
       ),
       theme,
-      h(
-        "button",
-        {
-          type: "button",
-          class: "quiet",
-          title: "Keys (?)",
-          "aria-label": "Keys",
-          onclick: showKeys,
-        },
+      actionButton(
+        { class: "quiet", title: "Keys (?)", "aria-label": "Keys", onclick: showKeys },
         "?",
       ),
     ),
@@ -314,11 +291,9 @@ export async function mount(
             href: toLink({ ...state, view }),
             "aria-current": view === state.view ? "page" : null,
             title: `${nameOf(view)} (${at + 1})`,
-            onclick: (event: MouseEvent) => {
-              if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-              event.preventDefault();
+            onclick: inPlace(() => {
               context.set({ view });
-            },
+            }),
           },
           nameOf(view),
         ),

@@ -3,7 +3,7 @@ import { changeDetector } from "./changes";
 import { curvesOfRun } from "./charts_of_head";
 import type { Context } from "./context";
 import { isPlain, type Text } from "./data";
-import { choice, fill, h } from "./dom";
+import { choice, fill, h, hint } from "./dom";
 import { relevancePicture } from "./relevance";
 import { sentenceOf } from "./typed";
 
@@ -90,9 +90,7 @@ export function attributionPanel(context: Context): Why {
       h("h2", {}, "What made the prediction"),
       h("p", { class: "effect-said" }, sentence),
       relevance ? relevancePicture(answer, context.colors, relevance) : false,
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `${
           method === "weight-gradient"
             ? "In its words and maps a number is a weight times its gradient: how much the " +
@@ -100,7 +98,7 @@ export function attributionPanel(context: Context): Why {
             : `In its words and maps a number is that of the method ${method}.`
         } Blue: the weight raises the score. Orange: it lowers it. Small maps and statistics show shares of the size.`,
       ),
-      ...test.map((line) => h("p", { class: "hint" }, line)),
+      ...test.map((line) => hint(line)),
       charts.length > 0 &&
         h(
           "details",

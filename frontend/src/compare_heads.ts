@@ -3,7 +3,7 @@ import { interpolateRgb } from "d3-interpolate";
 import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
-import { choice, cut, fill, h, strong } from "./dom";
+import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
 import { exact, percent, shown, tick } from "./format";
 import { legendOf } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
@@ -33,9 +33,7 @@ export function comparedHeads(context: Context): PinsPanel {
     "div",
     { class: "pins-view" },
     h("h1", {}, "Two heads and their difference"),
-    h(
-      "p",
-      { class: "hint" },
+    hint(
       "Both heads have one color scale. Pin heads with the key p or the button in Head, or choose them here.",
     ),
     tools,
@@ -176,20 +174,16 @@ export function comparedHeads(context: Context): PinsPanel {
       fill(
         tools,
         ...sides.map(chooser),
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "pin-button",
             onclick: () => context.set({ pins: asPins([sides[1].place, sides[0].place]) }),
           },
           "Swap",
         ),
         longest > WHOLE &&
-          h(
-            "button",
+          actionButton(
             {
-              type: "button",
               class: "pin-button",
               "aria-pressed": String(state.x < 0),
               onclick: () =>
@@ -403,11 +397,7 @@ export function comparedHeads(context: Context): PinsPanel {
         "section",
         {},
         h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
-        h(
-          "p",
-          { class: "hint" },
-          "The words whose weights differ most. The arrow keys move the word and the key.",
-        ),
+        hint("The words whose weights differ most. The arrow keys move the word and the key."),
         h(
           "table",
           { class: "numbers changes" },

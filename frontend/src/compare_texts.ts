@@ -4,7 +4,7 @@ import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
 import { hasSameHeads, queriesOf, shortName, type Text } from "./data";
-import { choice, cut, fill, h, joins, strong, visible } from "./dom";
+import { actionButton, choice, cut, fill, h, hint, joins, strong, visible } from "./dom";
 import { shown } from "./format";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
@@ -109,10 +109,8 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       buttons,
       !asked &&
         second &&
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             onclick: () =>
               context.set({
                 text: other,
@@ -126,10 +124,8 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
         ),
       second?.tokens.length === context.text.tokens.length &&
         queriesOf(second).length === queriesOf(context.text).length &&
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             onclick: () =>
               context.set({
                 view: "compare",
@@ -214,9 +210,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
         column({ text, number: state.text, query: state.query, rows }, (query) =>
           context.set({ query }),
         ),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         chosen >= 0
           ? "These two texts have different layers or heads, so they are not compared. Choose another text."
           : asked
@@ -248,7 +242,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
         choose,
         new Set(text.queries ? [] : text.special),
       ),
-      text.queries && h("p", { class: "hint" }, "attends to"),
+      text.queries && hint("attends to"),
       text.queries && wordList(text.tokens, -1, row, null, new Set(text.special)),
       unknownNote(text),
       h(
@@ -300,14 +294,10 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       { class: "side" },
       h("h2", {}, `${headName(context)}: all words`),
       h("div", { class: "scroll" }, panel.figure),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         "A row is a query, a column is a key. ",
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "quiet",
             onclick: () =>
               context.set({
@@ -372,9 +362,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     fill(
       changes,
       h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         "The change is half of the sum of all differences between the two rows " +
           "of weights: 0 if they are the same, 1 if they share no word. " +
           "Words are compared with those in their place. The last two columns name the word that has most weight in each text.",
@@ -406,10 +394,8 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
                 h(
                   "th",
                   { scope: "row" },
-                  h(
-                    "button",
+                  actionButton(
                     {
-                      type: "button",
                       class: "line",
                       "aria-pressed": String(
                         layer === context.state.layer && head === context.state.head,

@@ -5,7 +5,7 @@ import { cards, stateLink } from "./cards";
 import { headName, inText, strongest, type Context } from "./context";
 import { depthBar } from "./depth";
 import { queriesOf, type Lead, type Part } from "./data";
-import { h, joins, s, visible } from "./dom";
+import { actionButton, h, inPlace, joins, s, visible } from "./dom";
 import { percent } from "./format";
 import { colorOfTold, toldLinks } from "./told_links";
 import { axesOf, nounOf } from "./labels";
@@ -186,11 +186,9 @@ export function firstView(context: Context): First {
       "a",
       {
         style: `--own:${colorOfTold(link, toldLinks(context.text))}`,
-        onclick: (event: MouseEvent) => {
-          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-          event.preventDefault();
+        onclick: inPlace(() => {
           context.set(placeOf(link));
-        },
+        }),
       },
       ...sentence(parts),
     );
@@ -299,9 +297,8 @@ export function firstView(context: Context): First {
         ),
       ),
       context.tour
-        ? h(
-            "button",
-            { type: "button", class: "tour-button main-button", onclick: context.tour.play },
+        ? actionButton(
+            { class: "tour-button main-button", onclick: context.tour.play },
             `${context.tour.title} (${context.tour.steps.length} steps)`,
           )
         : "",

@@ -4,7 +4,7 @@ import { plural } from "./format";
 import { changeDetector } from "./changes";
 import { headName, type Context, type Panel } from "./context";
 import { queriesOf, shortName } from "./data";
-import { choice, fill, h, s, signButton, strong, visible } from "./dom";
+import { actionButton, choice, fill, h, s, signButton, strong, visible } from "./dom";
 import { labelsOf, paintMap } from "./map_drawing";
 import { DEEPEST, MapFrame } from "./map_frame";
 import { tellCell } from "./map_readout";
@@ -152,13 +152,8 @@ export function headMap(
       { class: "segments", role: "group", "aria-label": "Zoom" },
       signButton("−", "Zoom out", () => frame.zoomBy(0.5), "Zoom out (−)"),
       signButton("+", "Zoom in", () => frame.zoomBy(2), "Zoom in (+)"),
-      h(
-        "button",
-        {
-          type: "button",
-          title: "Show the whole map (0)",
-          onclick: () => context.set({ x: -1, y: -1 }),
-        },
+      actionButton(
+        { title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) },
         "Whole",
       ),
     );

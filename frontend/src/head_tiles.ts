@@ -2,7 +2,7 @@
 // at a tile shows this head alone.
 import { headName, type Context } from "./context";
 import { rolesOf, shortName } from "./data";
-import { choice, fill, h } from "./dom";
+import { actionButton, choice, fill, h } from "./dom";
 import {
   headColors,
   isChosen,
@@ -43,10 +43,8 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     const roles = rolesOf(context.text, ...at);
     const said = [name, ...roles].join(", ");
     const { kinds } = context.source.common;
-    const button = h(
-      "button",
+    const button = actionButton(
       {
-        type: "button",
         class: "head-tile",
         title: said,
         "aria-label": said,
@@ -119,10 +117,8 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     fill(
       others,
       ...elsewhere.map((at) =>
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "picked",
             title: `Drop ${headName(context, ...at)}`,
             style: `--own:${colors.get(nameOfHead(at))}`,

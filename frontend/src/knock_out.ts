@@ -1,7 +1,7 @@
 // Knock-outs: a reader takes out a link, a head or a word, and sees what changes in the prediction.
 import { strongest, type Context } from "./context";
 import { isPlain, type Text } from "./data";
-import { fill, h } from "./dom";
+import { actionButton, fill, h } from "./dom";
 import { effectPanel } from "./effect";
 import { sentenceOf } from "./typed";
 import { wordNames } from "./word_names";
@@ -114,10 +114,8 @@ export function knockOut(context: Context): KnockOut {
     if (mine !== turn) return;
     const taken = new Set(edits());
     const button = ([name, short]: Offer) =>
-      h(
-        "button",
+      actionButton(
         {
-          type: "button",
           disabled: taken.has(short),
           dir: "auto",
           title:
@@ -132,10 +130,8 @@ export function knockOut(context: Context): KnockOut {
   function drawRemoved() {
     const chips = (answer?.effect?.edits ?? []).map(([short, words]) =>
       canAsk
-        ? h(
-            "button",
+        ? actionButton(
             {
-              type: "button",
               class: "chip-word",
               title: "Put it back",
               "aria-label": `Put back ${words}`,
@@ -148,9 +144,7 @@ export function knockOut(context: Context): KnockOut {
     refill(
       removed,
       ...(chips.length ? [h("b", {}, "Knocked out"), ...chips] : []),
-      chips.length > 1 &&
-        canAsk &&
-        h("button", { type: "button", onclick: () => void ask([]) }, "Put all back"),
+      chips.length > 1 && canAsk && actionButton({ onclick: () => void ask([]) }, "Put all back"),
     );
   }
 

@@ -3,7 +3,7 @@ import { cellGrid } from "./cell_grid";
 import { changeDetector } from "./changes";
 import { interval, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
-import { cut, fill, h, s, visible } from "./dom";
+import { cut, fill, h, hint, s, visible } from "./dom";
 import { shown } from "./format";
 import { meanLine } from "./head_sets";
 import { inParts } from "./pause";
@@ -18,11 +18,7 @@ export function layerRows(context: Context): { element: HTMLElement; draw(): voi
     "section",
     { class: "strip" },
     h("h2", {}, "All layers"),
-    h(
-      "p",
-      { class: "hint" },
-      "What the chosen word attends to: the mean of the heads of each layer.",
-    ),
+    hint("What the chosen word attends to: the mean of the heads of each layer."),
     body,
   );
   const isNew = changeDetector();

@@ -2,7 +2,7 @@
 import { headName, interval, type Context } from "./context";
 import { queriesOf, rolesOf } from "./data";
 import { changeDetector } from "./changes";
-import { fill, h, s } from "./dom";
+import { fill, h, hint, s } from "./dom";
 import { shown } from "./format";
 import type { HeadGrid } from "./head_grid";
 import { headColors, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
@@ -165,9 +165,7 @@ export function lineGrid(context: Context): HeadGrid {
       queriesOf(text).length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
     fill(
       element,
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `A row is a layer; in a head, queries are on the left, keys on the right. Brighter lines are larger weights. ${around}` +
           "Shift and click, or Space, chooses several heads.",
       ),

@@ -1,7 +1,7 @@
 // Lines from queries on the left to keys on the right; each chosen head in its color, or one mean.
 import { interval, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { fill, h, s, visible } from "./dom";
+import { fill, h, hint, s, visible } from "./dom";
 import { percent } from "./format";
 import {
   byLayer,
@@ -89,9 +89,7 @@ export function linesMode(
     const pair = h("p", { class: "chosen-pair", "aria-live": "polite" });
     if (context.state.key >= 0 && !only) pair.append(pairLine(context, row[context.state.key]));
     body.replaceChildren(
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `Lines go from queries on the left to keys on the right, in ${where}. A thicker line is a larger weight. ` +
           `${near}Point at a word on either side to see only its lines. Arrow keys move the query, with Shift the key.`,
       ),

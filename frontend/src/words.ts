@@ -2,7 +2,7 @@
 import { drawArcs, type Arc } from "./arcs";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
-import { h, joins, s, strong, visible } from "./dom";
+import { actionButton, h, hint, joins, s, strong, visible } from "./dom";
 import { shown } from "./format";
 import {
   byLayer,
@@ -115,7 +115,7 @@ export function wordsMode(
       { class: "stage" },
       s("svg", { class: "arcs", "aria-hidden": "true" }),
       own,
-      keys && h("p", { class: "hint" }, "attends to"),
+      keys && hint("attends to"),
       keys,
     );
     watch.disconnect();
@@ -130,17 +130,13 @@ export function wordsMode(
 
   function steps([first, last]: [number, number]): HTMLElement {
     const move = (by: number, said: string) =>
-      h(
-        "button",
+      actionButton(
         {
-          type: "button",
           onclick: () => context.set({ query: within(context.state.query + by, queries().length) }),
         },
         said,
       );
-    return h(
-      "p",
-      { class: "hint" },
+    return hint(
       `Tokens ${first} to ${last - 1} of ${queries().length}. `,
       move(-SHOWN, "Earlier"),
       " ",

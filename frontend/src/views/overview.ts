@@ -5,7 +5,7 @@ import { changeDetector } from "../changes";
 import { rangeLegend } from "../legend";
 import { headName, meansOnly, type Context, type Panel } from "../context";
 import { shortName } from "../data";
-import { choice, fill, h, segments, strong } from "../dom";
+import { actionButton, choice, fill, h, hint, segments, strong } from "../dom";
 import { firstView } from "../first";
 import { card, CARD } from "../card";
 import { download, fileName, pngBlob } from "../output";
@@ -34,8 +34,8 @@ function overview(context: Context): Panel {
   const share = h(
     "div",
     { class: "share" },
-    context.isOwn && h("button", { type: "button", onclick: () => copyLink() }, "Copy link"),
-    h("button", { type: "button", onclick: () => saveCard() }, "Save card"),
+    context.isOwn && actionButton({ onclick: () => copyLink() }, "Copy link"),
+    actionButton({ onclick: () => saveCard() }, "Save card"),
     said,
   );
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
@@ -139,9 +139,7 @@ function overview(context: Context): Panel {
           }),
       ),
       state.color in values &&
-        h(
-          "p",
-          { class: "hint" },
+        hint(
           `${label(source.common, state.color)}: ${source.common.statistics[state.color] ?? state.color}.`,
         ),
       state.color in values &&
@@ -172,9 +170,7 @@ function overview(context: Context): Panel {
       h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
       h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`),
       smallMap(context, at.layer, at.head),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a ${noun} that attends to others. ` +
           `A column is a key: a ${noun} that is attended to. ${noun[0].toUpperCase()}${noun.slice(1)}${noun.endsWith("h") ? "es" : "s"} run from the first to the last. Nearer the right end of the ` +
           `scale above: a larger weight. A row of weights adds up to 1.${
@@ -202,13 +198,8 @@ function overview(context: Context): Panel {
       h(
         "p",
         {},
-        h(
-          "button",
-          {
-            type: "button",
-            class: "main-button",
-            onclick: () => context.set({ view: "head", x: -1, y: -1 }),
-          },
+        actionButton(
+          { class: "main-button", onclick: () => context.set({ view: "head", x: -1, y: -1 }) },
           "Open this head",
         ),
       ),
@@ -220,13 +211,7 @@ function overview(context: Context): Panel {
     const { source } = context;
     fill(
       rest,
-      h(
-        "section",
-        {},
-        h("h2", {}, "Warnings"),
-        warningList(context),
-        h("p", { class: "hint" }, source.common.caveat),
-      ),
+      h("section", {}, h("h2", {}, "Warnings"), warningList(context), hint(source.common.caveat)),
       h("section", {}, h("h2", {}, "Roles"), ...roles()),
     );
   }
@@ -237,12 +222,9 @@ function overview(context: Context): Panel {
       layer.heads.flatMap((each) => each.roles.map((role) => role.kind)),
     );
     if (!text.has_roles)
-      return [
-        h("p", { class: "hint" }, text.why_no_roles ?? "No roles were computed for this text."),
-      ];
+      return [hint(text.why_no_roles ?? "No roles were computed for this text.")];
     const note = text.role_note ? `${text.role_note} ` : "";
-    if (!earned.length)
-      return [h("p", { class: "hint" }, `${note}No head has a role on this text.`)];
+    if (!earned.length) return [hint(`${note}No head has a role on this text.`)];
     return [
       h(
         "ul",
@@ -262,7 +244,7 @@ function overview(context: Context): Panel {
             : [];
         }),
       ),
-      h("p", { class: "hint" }, note + source.common.roleCaveat),
+      hint(note + source.common.roleCaveat),
     ];
   }
 
