@@ -32,7 +32,7 @@ LINKS = {
     "table": "statistics?text=0&table=head&find=it",
     "compare": "compare?text=0&layer=2&head=1&query=10",
     "pins": "compare?pair=heads&text=0&layer=2&head=1&query=10&key=13&pins=0.2.1%2C0.4.3",
-    "whatif": "whatif",
+    "whatif": "whatif?text=1&layer=2&head=1&query=10",
     "picture": "picture?layer=1&head=2&query=215",
 }
 #: The demo has none of these: docs/guides/images.md writes a page that has, for `--page portrait.html --only picture`,
