@@ -113,12 +113,7 @@ def _step(step: Any, n: int, name: str) -> Step:
     found = re.fullmatch(r"#([a-z]+)(\?[^#\s]*)?", link)
     if found is None or len(link) > SENTENCE:
         raise RegardError(f"story: the link of step {n} of {name} is {step['link']!r:.80}. Copy it from the address.")
-    if found[1] not in (
-        *VIEWS,
-        "map",
-        "pins",
-        "text",
-    ):  # the last three are of earlier pages; the page redirects their links
+    if found[1] not in (*VIEWS, "map", "pins", "text"):  # views of earlier pages, whose links the page redirects
         raise RegardError(f"story: step {n} of {name} has the view {found[1]!r}. {nearest(found[1], VIEWS)}")
     return Step(link, step["sentence"])
 
