@@ -30,7 +30,7 @@ new PerformanceObserver((list) => list.getEntries().forEach((one) => window.task
 #: When the first picture of a view is complete.
 DRAWN = {
     "overview": "document.querySelectorAll('.view canvas, .view svg').length > 0",
-    "map": "document.querySelector('.map-box')?.dataset.waiting === '0'",
+    "head": "document.querySelector('.map-box')?.dataset.waiting === '0'",
 }
 FLAGS = ["--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
 

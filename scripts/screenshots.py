@@ -1,4 +1,4 @@
-"""Pictures of every view of the page, at three widths, light and dark: `make screenshots`.
+"""Pictures of every view of the page, at four widths, light and dark: `make screenshots`.
 
 The page is the one that `regard demo` writes. Every picture goes to build/screenshots; those at 1,440 px in the light
 theme, which the documentation shows, go to docs/images too, with 8 bits a pixel.
@@ -15,27 +15,29 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 OUT, IMAGES = ROOT / "build" / "screenshots", ROOT / "docs" / "images"
-WIDTHS = {1440: 900, 768: 1024, 390: 844}
+WIDTHS = {1920: 1080, 1440: 900, 768: 1024, 390: 844}
 THEMES = ("light", "dark")
 #: The name of a picture, and the link that it shows: texts of the demo are 0 and 1 (sentences), 2 (512 tokens), 3 (a
 #: translation). Views that are not here are shown as they open.
 LINKS = {
     "overview": "overview",
-    "map": "map?text=2&layer=3&head=10&query=118&key=111&x=114&y=116&zoom=5.4",
-    "text": "text?text=0&layer=2&head=1&query=10",
-    "heads": "text?text=0&layer=2&head=1&query=10&way=heads",
-    "model": "text?text=0&layer=2&head=1&query=10&way=model",
-    "tiles": "text?text=0&layer=2&head=1&query=10&key=2&heads=2.1%2C3.1%2C4.2",
-    "neurons": "map?text=0&layer=2&head=1&query=10&why=yes",
+    "map": "head?text=2&layer=3&head=10&query=118&key=111&x=114&y=116&zoom=5.4",
+    "head": "head?text=0&layer=2&head=1&query=10",
+    "lines": "head?text=0&layer=2&head=1&query=10&way=lines",
+    "line-grid": "overview?text=0&layer=2&head=1&grid=lines",
+    "tiles": "head?text=0&layer=2&head=1&query=10&key=2&heads=2.1%2C3.1%2C4.2",
+    "neurons": "head?text=0&layer=2&head=1&query=10&why=yes",
     "alignment": "alignment?text=3",
     "statistics": "statistics?text=2",
     "table": "statistics?text=0&table=head&find=it",
     "compare": "compare?text=0&layer=2&head=1&query=10",
     "pins": "compare?pair=heads&text=0&layer=2&head=1&query=10&key=13&pins=0.2.1%2C0.4.3",
+    "whatif": "whatif?text=1&layer=2&head=1&query=10",
     "picture": "picture?layer=1&head=2&query=215",
 }
-#: The demo has none of these; docs/guides/images.md writes a page that has: `--page portrait.html --only picture`.
-OF_OTHER_PAGES = {"picture"}
+#: The demo has none of these: docs/guides/images.md writes a page that has, for `--page portrait.html --only picture`,
+#: and `regard analyze TEXT --knock-out "L2.H1: it -> tired" --save DIR` one for `--only whatif`.
+OF_OTHER_PAGES = {"picture", "whatif"}
 
 
 def main() -> None:

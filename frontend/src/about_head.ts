@@ -1,6 +1,6 @@
 // The chosen head in words and numbers.
 import type { Context } from "./context";
-import { h, strong } from "./dom";
+import { h, hint, strong } from "./dom";
 import { examplesOf } from "./examples";
 import { shown } from "./format";
 import { label } from "./labels";
@@ -47,10 +47,8 @@ export function aboutHead(context: Context): HTMLElement {
   return h(
     "div",
     { class: "about" },
-    note && h("p", { class: "hint" }, note),
-    ...(roles.length
-      ? roles
-      : [text.has_roles && h("p", { class: "hint" }, "No role on this text.")]),
+    note && hint(note),
+    ...(roles.length ? roles : [text.has_roles && hint("No role on this text.")]),
     link,
     examplesOf(context),
     h("table", { class: "numbers" }, h("tbody", {}, ...numbers)),

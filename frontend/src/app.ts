@@ -1,12 +1,9 @@
 // The frame around the views: it chooses the text and the head, and handles keys, links and the theme.
-import { attributionPanel } from "./attribution";
 import { Colors, SCALES } from "./color";
 import { place, type Context, type Panel } from "./context";
-import { fill, h } from "./dom";
-import { generationSteps } from "./generation";
+import { actionButton, fill, h, inPlace } from "./dom";
 import { headBar } from "./head_bar";
 import { identity } from "./identity";
-import { whatIf } from "./knock_out";
 import { opening } from "./opening";
 import { scaleRow } from "./scale";
 import type { Source } from "./source";
@@ -15,7 +12,7 @@ import { fromLink, START, toLink, type State } from "./state";
 import { figureSheet } from "./figure";
 import { storyBar } from "./story";
 import { withPin } from "./pin_set";
-import { isWithoutHead, offeredViews, viewOf } from "./registry";
+import { isWithoutHead, nameOf, offeredViews, viewOf, viewsWithTab } from "./registry";
 import { within } from "./steps";
 import "every-view";
 
@@ -27,12 +24,8 @@ const KEYS: [string, string][] = [
     "move between heads, cells or words (with Shift: ten cells, or the other word of a link)",
   ],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"],
-  ["+ −", "zoom"],
-  ["0", "the whole map"],
-  ["/", "find a token"],
   ["Esc", "stop computing, or close this list"],
   ["p", "pin or unpin this head"],
-  ["k", "with a model: knock out the chosen link"],
   ["r", "record a story: views with a sentence each"],
   ["t", "light or dark theme"],
   ["?", "this list"],
@@ -78,15 +71,18 @@ export async function mount(
   const about = identity(context, (text) => openText(text));
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
-  const offered = () => offeredViews(context);
   const keys = h("dl", {});
   const showKeys = () => {
-    const views = offered();
+    const views = viewsWithTab(context);
     fill(
       keys,
-      ...[[`1 … ${Math.min(views.length, 9)}`, views.slice(0, 9).join(", ")], ...KEYS].flatMap(
-        ([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)],
-      ),
+      ...[
+        [`1 … ${views.length}`, views.join(", ")],
+        ...KEYS,
+        ...views.flatMap((view) =>
+          (viewOf(view).keys ?? []).map(([key, effect]) => [key, `${nameOf(view)}: ${effect}`]),
+        ),
+      ].flatMap(([key, effect]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, effect)]),
     );
     help.showModal();
   };
@@ -98,10 +94,8 @@ export async function mount(
     h(
       "p",
       { class: "help-buttons" },
-      h(
-        "button",
+      actionButton(
         {
-          type: "button",
           onclick: () => {
             help.close();
             story.record();
@@ -109,13 +103,11 @@ export async function mount(
         },
         "Record a story",
       ),
-      h("button", { type: "button", onclick: () => help.close() }, "Close"),
+      actionButton({ onclick: () => help.close() }, "Close"),
     ),
   );
-  const theme = h(
-    "button",
+  const theme = actionButton(
     {
-      type: "button",
       class: "quiet",
       title: "Light or dark (t)",
       "aria-label": "Light or dark",
@@ -146,56 +138,29 @@ export async function mount(
       "span",
       { class: "end" },
       context.tour
-        ? h(
-            "button",
-            {
-              type: "button",
-              class: "figure-open",
-              title: context.tour.title,
-              onclick: context.tour.play,
-            },
+        ? actionButton(
+            { class: "figure-open", title: context.tour.title, onclick: context.tour.play },
             "Tour",
           )
         : "",
-      h(
-        "button",
-        {
-          type: "button",
-          class: "figure-open",
-          title: "Figure for a paper (f)",
-          onclick: () => openFigure(),
-        },
+      actionButton(
+        { class: "figure-open", title: "Figure for a paper (f)", onclick: () => openFigure() },
         "Figure",
       ),
       theme,
-      h(
-        "button",
-        {
-          type: "button",
-          class: "quiet",
-          title: "Keys (?)",
-          "aria-label": "Keys",
-          onclick: showKeys,
-        },
+      actionButton(
+        { class: "quiet", title: "Keys (?)", "aria-label": "Keys", onclick: showKeys },
         "?",
       ),
     ),
   );
   const figures = figureSheet(context);
-  const openFigure = () => context.set({ figure: viewOf(state.view).figure ?? "map" });
+  const openFigure = () => context.set({ figure: viewOf(state.view).figure ?? "words,map" });
   const scale = scaleRow(context);
-  const [knocked, steps, why] = [
-    whatIf(context),
-    generationSteps(context),
-    attributionPanel(context),
-  ];
   root.replaceChildren(
     header,
     h("div", { class: "frame-row" }, bar.element, scale.element),
     notice,
-    knocked.element,
-    why.element,
-    steps.element,
     main,
     story.element,
     help,
@@ -260,7 +225,7 @@ export async function mount(
     state.layer = nearest(state.layer, text.layers.length);
     state.head = nearest(state.head, text.layers[state.layer].heads.length);
     state.query = nearest(state.query, (text.queries ?? text.tokens).length);
-    if (!offered().includes(state.view)) state.view = START.view;
+    if (!offeredViews(context).includes(state.view)) state.view = START.view;
     state.depth = Math.min(Math.max(-1, Math.round(state.depth)), text.layers.length - 1);
     state.key = Math.min(Math.max(-1, Math.round(state.key)), text.tokens.length - 1);
     if (!SCALES.some(([kind]) => kind === state.scale)) state.scale = START.scale;
@@ -279,7 +244,7 @@ export async function mount(
       drawn = null;
     }
     state.model = text.model ?? "";
-    const lacking = link && lackingOf(link, context, offered());
+    const lacking = link && lackingOf(link, context, offeredViews(context));
     tidy();
     if (own) document.title = `${text.title} · Regard`;
     if (link.length > 1) mend();
@@ -319,20 +284,18 @@ export async function mount(
     listedTexts = source.titles.length;
     about.draw();
     tabs.replaceChildren(
-      ...offered().map((view, at) =>
+      ...viewsWithTab(context).map((view, at) =>
         h(
           "a",
           {
             href: toLink({ ...state, view }),
             "aria-current": view === state.view ? "page" : null,
-            title: at < 9 ? `${view} (${at + 1})` : view,
-            onclick: (event: MouseEvent) => {
-              if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-              event.preventDefault();
+            title: `${nameOf(view)} (${at + 1})`,
+            onclick: inPlace(() => {
               context.set({ view });
-            },
+            }),
           },
-          view[0].toUpperCase() + view.slice(1),
+          nameOf(view),
         ),
       ),
     );
@@ -342,11 +305,8 @@ export async function mount(
   function draw() {
     notice.hidden = true;
     figures.update();
-    knocked.draw();
-    steps.draw();
-    why.draw();
     drawPanel();
-    const views = offered();
+    const views = viewsWithTab(context);
     tabs.querySelectorAll("a").forEach((tab, at) => {
       tab.href = toLink({ ...state, view: views[at] });
     });
@@ -389,12 +349,11 @@ export async function mount(
       if (event.key === "Escape") target.blur();
       return;
     }
-    const used =
-      story.key(event) || panel?.key?.(event) || knocked.key(event.key) || common(event.key);
+    const used = story.key(event) || panel?.key?.(event) || common(event.key);
     if (used) event.preventDefault();
   }
   function common(key: string): boolean {
-    const view = offered()[Number(key) - 1];
+    const view = viewsWithTab(context)[Number(key) - 1];
     const act = view ? () => context.set({ view }) : acts[key];
     act?.();
     return Boolean(act);
@@ -409,7 +368,7 @@ export async function mount(
     "{": () => turnLayer(-1),
     "}": () => turnLayer(1),
     "/": () => {
-      context.set({ view: "map" });
+      context.set({ view: "head" });
       panel?.key?.(new KeyboardEvent("keydown", { key: "/" }));
     },
     f: () => openFigure(),
@@ -470,8 +429,6 @@ export async function mount(
   }
   return () => {
     panel?.close?.();
-    knocked.close();
-    why.close();
     night.removeEventListener("change", recolor);
     removeEventListener("beforeprint", beforePrint);
     removeEventListener("afterprint", afterPrint);

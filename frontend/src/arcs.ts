@@ -37,7 +37,7 @@ function spotOf(word: HTMLElement, origin: DOMRect): Spot {
 }
 
 // Above a line if both words stand in it; else from the lower side of the upper word to the upper side of the lower one.
-export function pathOf(
+function pathOf(
   from: Spot,
   to: Spot,
   apart: boolean,
@@ -61,30 +61,42 @@ export function pathOf(
   return `M${point(from.x, from.top + 4)} C${point(from.x, peak)} ${point(to.x, peak)} ${point(to.x, to.top + 4)}`;
 }
 
+export const isDrawn = ({ from, to, share }: Arc) => from !== to && share >= LEAST;
+
 // Draws arcs from word to word. Words of different boxes are joined by a line between the boxes.
 export function drawArcs(figure: SVGSVGElement, arcs: Arc[]) {
   const size = figure.getBoundingClientRect();
   figure.replaceChildren(
-    ...arcs.flatMap(({ from, to, share, color, title, dashes, lift = 0 }) => {
-      if (from === to || share < LEAST) return [];
+    ...arcs.flatMap((arc) => {
+      const { from, to } = arc;
+      if (!isDrawn(arc)) return [];
       const [start, end] = [spotOf(from, size), spotOf(to, size)];
       if (start.hidden && end.hidden) return [];
-      const line = 1 + (WIDEST - 1) * Math.min(share, 1);
-      return [
-        s(
-          "path",
-          {
-            d: pathOf(start, end, from.parentElement !== to.parentElement, size, line, lift),
-            fill: "none",
-            stroke: color,
-            "stroke-width": line.toFixed(2),
-            opacity: start.hidden || end.hidden ? 0.4 : null,
-            "stroke-linecap": "round",
-            "stroke-dasharray": dashes,
-          },
-          title ? s("title", {}, title) : null,
-        ),
-      ];
+      return [arcOf(arc, start, end, size, WIDEST)];
     }),
+  );
+}
+
+// One arc in a drawing of a size; `widest` are the pixels of a weight of 1.
+export function arcOf(
+  { from, to, share, color, title, dashes, lift = 0 }: Arc,
+  start: Spot,
+  end: Spot,
+  size: { width: number; height: number },
+  widest: number,
+): SVGPathElement {
+  const line = 1 + (widest - 1) * Math.min(share, 1);
+  return s(
+    "path",
+    {
+      d: pathOf(start, end, from.parentElement !== to.parentElement, size, line, lift),
+      fill: "none",
+      stroke: color,
+      "stroke-width": line.toFixed(2),
+      opacity: start.hidden || end.hidden ? 0.4 : null,
+      "stroke-linecap": "round",
+      "stroke-dasharray": dashes,
+    },
+    title ? s("title", {}, title) : null,
   );
 }

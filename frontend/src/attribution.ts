@@ -1,9 +1,9 @@
 // Why a model predicts a token: the weights times their gradients as maps, and the test of their faithfulness.
+import { changeDetector } from "./changes";
 import { curvesOfRun } from "./charts_of_head";
 import type { Context } from "./context";
-import type { Text } from "./data";
-import { choice, fill, h } from "./dom";
-import { viewOf } from "./registry";
+import { isPlain, type Text } from "./data";
+import { choice, fill, h, hint } from "./dom";
 import { relevancePicture } from "./relevance";
 import { sentenceOf } from "./typed";
 
@@ -11,7 +11,8 @@ const WIDE = 460; // pixels of a chart
 
 export interface Why {
   element: HTMLElement;
-  draw(): void;
+  found: HTMLElement;
+  draw(answer: Text | null): void;
   close(): void;
 }
 
@@ -52,11 +53,13 @@ export function attributionPanel(context: Context): Why {
     methods,
     go,
   );
-  const [said, found] = [h("p", { class: "notice", role: "status", hidden: true }), h("div", {})];
-  const element = h("section", { class: "what-if why", "aria-label": "Why" }, form, said, found);
+  const [said, found] = [
+    h("p", { class: "notice", role: "status", hidden: true }),
+    h("div", { class: "why" }),
+  ];
+  const element = h("section", { class: "asked-of", "aria-label": "Why" }, form, said);
   let asking: AbortController | null = null;
-  let shown: Text | null = null;
-  let drawnIn = ""; // the colors
+  const isNew = changeDetector();
 
   function tell(message: string) {
     said.hidden = !message;
@@ -72,7 +75,7 @@ export function attributionPanel(context: Context): Why {
       const attribute = { method, target: token.value || null };
       const number = await source.read!(sentenceOf(context.text), asking.signal, { attribute });
       tell("");
-      context.set({ text: number });
+      context.set({ other: number, otherQuery: -1 });
     } catch (error) {
       tell(asking.signal.aborted ? "Stopped." : (error as Error).message);
     } finally {
@@ -80,44 +83,22 @@ export function attributionPanel(context: Context): Why {
     }
   }
 
-  function results({ attribution, charts }: Text): (HTMLElement | false)[] {
-    const { of, method, sentence, test, relevance } = attribution!;
-    const whole = source.titles.indexOf(of);
-    const { state } = context;
+  function results(answer: Text): (HTMLElement | false)[] {
+    const { attribution, charts } = answer;
+    const { method, sentence, test, relevance } = attribution!;
     return [
       h("h2", {}, "What made the prediction"),
       h("p", { class: "effect-said" }, sentence),
-      relevance ? relevancePicture(context, relevance) : false,
-      h(
-        "p",
-        { class: "hint" },
+      relevance ? relevancePicture(answer, context.colors, relevance) : false,
+      hint(
         `${
           method === "weight-gradient"
-            ? "In the views below a number is a weight times its gradient: how much the " +
+            ? "In its words and maps a number is a weight times its gradient: how much the " +
               "score of the token would fall without this weight, to first order."
-            : `In the views below a number is that of the method ${method}.`
+            : `In its words and maps a number is that of the method ${method}.`
         } Blue: the weight raises the score. Orange: it lowers it. Small maps and statistics show shares of the size.`,
       ),
-      whole >= 0 &&
-        h(
-          "p",
-          { class: "asked" },
-          h(
-            "button",
-            { type: "button", onclick: () => context.set({ text: whole }) },
-            "Show the weights",
-          ),
-          h(
-            "button",
-            {
-              type: "button",
-              onclick: () =>
-                context.set({ view: "compare", text: whole, other: state.text, otherQuery: -1 }),
-            },
-            "Beside the weights",
-          ),
-        ),
-      ...test.map((line) => h("p", { class: "hint" }, line)),
+      ...test.map((line) => hint(line)),
       charts.length > 0 &&
         h(
           "details",
@@ -126,33 +107,24 @@ export function attributionPanel(context: Context): Why {
           h(
             "div",
             { class: "charts" },
-            ...curvesOfRun(context, Math.min(WIDE, context.root.clientWidth)).map(
-              (plan) => plan.draw().element,
-            ),
+            ...curvesOfRun(
+              { ...context, text: answer },
+              Math.min(WIDE, context.root.clientWidth),
+            ).map((plan) => plan.draw().element),
           ),
         ),
     ];
   }
 
-  function draw() {
-    const { text, state } = context;
-    const offered =
-      canAsk &&
-      text.queries === null &&
-      !text.picture &&
-      !text.generation &&
-      !text.effect &&
-      !text.attribution;
-    element.hidden = !viewOf(state.view).hasQuestions || !(offered || text.attribution);
-    form.hidden = !offered;
-    const look = `${context.colors.css[9]}${text.title}`;
-    if (element.hidden || (shown === text && drawnIn === look)) return;
-    [shown, drawnIn] = [text, look];
+  function draw(answer: Text | null) {
+    element.hidden = !canAsk || !isPlain(context.text);
+    if (!isNew(answer?.title, context.colors.css[9])) return;
     tell("");
-    fill(found, ...(text.attribution ? results(text) : []));
+    fill(found, ...(answer?.attribution ? results(answer) : []));
   }
   return {
     element,
+    found,
     draw,
     close() {
       asking?.abort();

@@ -1,5 +1,5 @@
 // The card of the overview: its first sentence, its words with their arcs, and all heads, as one picture to send.
-import { pathOf, type Arc } from "./arcs";
+import { arcOf, isDrawn, type Arc } from "./arcs";
 import type { Context } from "./context";
 import { sizesOf } from "./data";
 import { cut, s } from "./dom";
@@ -97,15 +97,7 @@ function sentence(boxes: Element[], arcs: Arc[], room: number): SVGGElement {
   const sheet = { width: COLUMN, height: room };
   const lines = arcs.flatMap((arc) => {
     const [from, to] = [of.get(arc.from), of.get(arc.to)];
-    if (!from || !to || from === to || arc.share < 0.03) return [];
-    const apart = arc.from.parentElement !== arc.to.parentElement;
-    const line = 1 + 4 * arc.share;
-    return s("path", {
-      d: pathOf(spot(from), spot(to), apart, sheet, line, arc.lift ?? 0),
-      fill: "none",
-      stroke: arc.color,
-      "stroke-width": line,
-    });
+    return from && to && isDrawn(arc) ? [arcOf(arc, spot(from), spot(to), sheet, 5)] : [];
   });
   const marks = words.map((word) => {
     const { backgroundColor, outlineColor } = getComputedStyle(word.of);

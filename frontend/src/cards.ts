@@ -1,7 +1,7 @@
 // Finding cards: a sentence, a small picture, and a link to the place on the page that shows it.
 import type { Context } from "./context";
 import { shortName, type Card } from "./data";
-import { h, s } from "./dom";
+import { h, inPlace, s } from "./dom";
 import { sentence } from "./parts";
 import { smallMap } from "./small_map";
 import { START, toLink, type State } from "./state";
@@ -29,12 +29,10 @@ export function stateLink(
     {
       class: look,
       href: toLink(kept),
-      onclick: (event: MouseEvent) => {
-        if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-        event.preventDefault();
+      onclick: inPlace(() => {
         const { text: _, ...same } = kept; // what the address says, and no more
         context.set({ ...same, scale: state.scale, pins: state.pins });
-      },
+      }),
     },
     ...children,
   );

@@ -3,7 +3,7 @@ import * as Plot from "@observablehq/plot";
 import { cellGrid } from "./cell_grid";
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { chartOf, h, s } from "./dom";
+import { chartOf, h, hint, s } from "./dom";
 import { numbers, type Row } from "./numbers";
 
 export interface Chart {
@@ -53,7 +53,7 @@ export function chart<T>(
     "figure",
     {},
     h("figcaption", {}, title),
-    h("p", { class: "hint" }, said),
+    hint(said),
     legend,
     withGroupRoles(plotted),
     numbers(title.split(",")[0], rows, chosen && ((at) => chosen(values[at]))),

@@ -1,7 +1,8 @@
 // Charts of the chosen head and of its layer, and the curves of a run.
 import * as Plot from "@observablehq/plot";
 import { chart, scaleOfStatistic, type Chart, type ChartPlan } from "./chart";
-import { rangeLegend, SERIES } from "./color";
+import { SERIES } from "./color";
+import { rangeLegend } from "./legend";
 import { headName, inText, type Context } from "./context";
 import { layerName, shortName, type Chart as Curves } from "./data";
 import { visible } from "./dom";

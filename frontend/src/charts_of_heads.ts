@@ -2,7 +2,8 @@
 // head, which has a mark of its own.
 import * as Plot from "@observablehq/plot";
 import { bandCells, chart, type Chart, type ChartPlan, type Place } from "./chart";
-import { rangeLegend, SERIES } from "./color";
+import { SERIES } from "./color";
+import { rangeLegend } from "./legend";
 import { headName, type Context } from "./context";
 import { layerLabel, shortName, type Head } from "./data";
 import { s } from "./dom";

@@ -1,7 +1,5 @@
 // One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
 // the same as src/regard/drawing/color.py) changes evenly: it is readable in gray and with color blindness.
-import { s } from "./dom";
-import { counted, shown, tick } from "./format";
 import ramp from "./ramp.json";
 
 type Rgb = [number, number, number];
@@ -63,7 +61,7 @@ export function scaleOf(kind: string, J: number, keys = 1): Scale {
 
 export class Colors {
   css: string[] = []; // 0: exactly 0; 1 to 255: the ramp; then the ramp of weights below 0
-  table = new Uint32Array(2 * STEPS + 1); // the same as pixels
+  table = new Uint32Array(); // the same as pixels
   scale = scaleOf("sqrt", 1); // the scale of the frame
   private texts: string[] = []; // black or white: the contrast with any color is at least 4.58
   private byName = new Map<string, string>();
@@ -85,9 +83,7 @@ export class Colors {
     const all = [rgb(this.get("--none")), ...above, ...below];
     this.css = all.map(([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`);
     this.texts = all.map((color) => (luminance(color) > 0.179 ? "#000000" : "#ffffff"));
-    all.forEach(([red, green, blue], at) => {
-      this.table[at] = (255 << 24) | (blue << 16) | (green << 8) | red;
-    });
+    this.table = Uint32Array.from(all, (color) => pixelOf(...color));
   }
   // A color of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
   get(name: string): string {
@@ -132,109 +128,21 @@ export class Colors {
 }
 const step = (share: number) => (share > 0 ? 1 + Math.round(Math.min(share, 1) * (STEPS - 1)) : 0);
 
-// Paints `rows` x `cols` cells with weights.
-export function paint(
-  canvas: HTMLCanvasElement,
-  colors: Colors,
-  weights: ArrayLike<number>,
+// Draws a cell as a pixel; the browser makes it large.
+export function drawCells<Canvas extends HTMLCanvasElement>(
+  canvas: Canvas,
   rows: number,
   cols: number,
-) {
-  canvas.width = cols;
-  canvas.height = rows;
-  const picture = Uint32Array.from(weights, (weight) => colors.cell(weight));
-  canvas
-    .getContext("2d")!
-    .putImageData(new ImageData(new Uint8ClampedArray(picture.buffer), cols, rows), 0, 0);
+  pixels: Uint32Array,
+): Canvas {
+  [canvas.width, canvas.height] = [cols, rows];
+  const picture = new ImageData(new Uint8ClampedArray(pixels.buffer as ArrayBuffer), cols, rows);
+  canvas.getContext("2d")!.putImageData(picture, 0, 0);
+  return canvas;
 }
-
-// Legends
-
-const [WIDE, PARTS, ZERO] = [240, 60, 34]; // pixels of the ramp, its rectangles, and pixels for the cell of exactly 0
-const small = (x: number, y: number, anchor: string, said: string) =>
-  s("text", { x, y, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);
-const bar = (colors: Colors) =>
-  Array.from({ length: PARTS }, (_, at) =>
-    s("rect", {
-      class: "ramp",
-      x: (at * WIDE) / PARTS,
-      y: 0,
-      width: WIDE / PARTS + (at < PARTS - 1 ? 0.5 : 0),
-      height: 10,
-      fill: colors.of((at + 0.5) / PARTS),
-    }),
-  );
-const frame = (said: string, left: number, top: number) =>
-  s("svg", {
-    class: "legend",
-    width: WIDE + left + 20,
-    height: 26 + top,
-    viewBox: `${-left} ${-top} ${WIDE + left + 20} ${26 + top}`,
-    role: "img",
-    "aria-label": said,
-  });
-
-// 1/14, or 0.107 if a cell sums over several keys.
-export const share = (uniform: number): string => {
-  const parts = 1 / uniform;
-  return Math.abs(parts - Math.round(parts)) < 1e-6
-    ? `1/${counted(Math.round(parts))}`
-    : shown(uniform);
-};
-const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
-
-// The colors of weights: a cell for exactly 0, the ramp with ticks, and where the weight of a uniform row is.
-export function legend(colors: Colors, scale: Scale, said: string): SVGSVGElement {
-  const uniform = `equal weights: ${share(scale.uniform)} each`;
-  const figure = frame(`Colors of a ${said} from 0 to 1; ${uniform}`, ZERO, 20);
-  figure.append(
-    s("rect", {
-      class: "zero",
-      x: 4 - ZERO,
-      y: 0,
-      width: 13,
-      height: 10,
-      fill: colors.css[0],
-      stroke: "currentColor",
-      "stroke-opacity": 0.25,
-    }),
-    small(10.5 - ZERO, 25, "middle", "0"),
-    ...bar(colors),
-  );
-  const every = Math.ceil(scale.ticks.length / 5);
-  scale.ticks.forEach((value, at) => {
-    if ((scale.ticks.length - 1 - at) % every) return;
-    const x = scale.place(value) * WIDE;
-    figure.append(
-      s("line", { class: "tick", x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
-      small(x, 25, "middle", tick(value)),
-    );
-  });
-  const x = scale.place(scale.uniform) * WIDE;
-  const [at, anchor] = x < 60 ? [x - 5, "start"] : x > WIDE - 60 ? [x + 5, "end"] : [x, "middle"];
-  figure.append(
-    s("path", { class: "uniform", d: `M${x - 4},-6L${x + 4},-6L${x},0Z`, fill: "currentColor" }),
-    small(at, -9, anchor, uniform),
-  );
-  return figure;
-}
-
-// The colors of a statistic that is not a weight: from its lowest value to its highest.
-export function rangeLegend(
-  colors: Colors,
-  low: number,
-  high: number,
-  name: string,
-): SVGSVGElement {
-  const figure = frame(`Colors of ${name} from ${shown(low)} to ${shown(high)}`, 20, 18);
-  figure.append(
-    ...bar(colors),
-    small(0, 23, "start", brief(low)),
-    small(0, -6, "start", name),
-    small(WIDE, 23, "end", brief(high)),
-  );
-  return figure;
-}
+// A color as a pixel.
+export const pixelOf = (red: number, green: number, blue: number, opacity = 255) =>
+  ((opacity << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 
 // Distinct colors for heads and series (Okabe and Ito), for the light and the dark theme.
 export const SERIES = [

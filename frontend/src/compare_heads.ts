@@ -3,9 +3,10 @@ import { interpolateRgb } from "d3-interpolate";
 import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
-import { choice, cut, fill, h, strong } from "./dom";
-import { exact, percent, shown } from "./format";
-import { differenceLegend, panelOf, type Grid, type Panel } from "./pin_figure";
+import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
+import { exact, percent, shown, tick } from "./format";
+import { legendOf } from "./legend";
+import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
 import type { Place, Range } from "./source";
 import type { State } from "./state";
@@ -32,10 +33,8 @@ export function comparedHeads(context: Context): PinsPanel {
     "div",
     { class: "pins-view" },
     h("h1", {}, "Two heads and their difference"),
-    h(
-      "p",
-      { class: "hint" },
-      "Both heads have one color scale. Pin heads with the key p or the button in Map, or choose them here.",
+    hint(
+      "Both heads have one color scale. Pin heads with the key p or the button in Head, or choose them here.",
     ),
     tools,
     key,
@@ -175,20 +174,16 @@ export function comparedHeads(context: Context): PinsPanel {
       fill(
         tools,
         ...sides.map(chooser),
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "pin-button",
             onclick: () => context.set({ pins: asPins([sides[1].place, sides[0].place]) }),
           },
           "Swap",
         ),
         longest > WHOLE &&
-          h(
-            "button",
+          actionButton(
             {
-              type: "button",
               class: "pin-button",
               "aria-pressed": String(state.x < 0),
               onclick: () =>
@@ -263,13 +258,20 @@ export function comparedHeads(context: Context): PinsPanel {
         onCell,
       );
       panels.push(panel);
-      const legendOf = () => (most ? differenceLegend(color, most) : null);
       figures.push(figureOf([strong("A − B")], panel));
       key.append(
         h(
           "span",
           {},
-          legendOf() ?? "",
+          most > 0 &&
+            legendOf({
+              said: "Colors of the difference",
+              color: (share) => color(most * (2 * share - 1)),
+              ticks: [-1, -0.5, 0, 0.5, 1].map((part) => [
+                (part + 1) / 2,
+                `${part > 0 ? "+" : ""}${tick(part * most)}`,
+              ]),
+            }),
           h(
             "span",
             { class: "hint" },
@@ -395,11 +397,7 @@ export function comparedHeads(context: Context): PinsPanel {
         "section",
         {},
         h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
-        h(
-          "p",
-          { class: "hint" },
-          "The words whose weights differ most. The arrow keys move the word and the key.",
-        ),
+        hint("The words whose weights differ most. The arrow keys move the word and the key."),
         h(
           "table",
           { class: "numbers changes" },

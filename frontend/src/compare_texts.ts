@@ -1,15 +1,15 @@
-// Two texts side by side in the chosen head, and the heads in which the chosen word changes most.
+// Two texts side by side in the chosen head, and the heads in which the chosen word changes most: two texts of the page,
+// or a text and what a model answers to a question about it.
 import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
 import { hasSameHeads, queriesOf, shortName, type Text } from "./data";
-import { choice, cut, fill, h, joins, strong, visible } from "./dom";
+import { actionButton, choice, cut, fill, h, hint, joins, strong, visible } from "./dom";
 import { shown } from "./format";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
 import { TILE } from "./source";
 import { arrowOf } from "./steps";
-import { typedPanel } from "./typed";
 import { unknownNote } from "./unknown";
 import { wordNames } from "./word_names";
 
@@ -31,8 +31,13 @@ interface Change {
 }
 
 const numbersOf = ({ source }: Context) => source.titles.flatMap((_, at) => [at]);
-export const canCompareTexts = (context: Context) =>
-  !!context.source.common.live_model || numbersOf(context).length > 1;
+export const canCompareTexts = (context: Context) => numbersOf(context).length > 1;
+
+// In the view What if the second text is an answer: there may be none yet, and `between` tells what it changes.
+export interface Asked {
+  between: HTMLElement;
+  answered(answer: Text | null): void;
+}
 
 // The direction of the first word with letters: "auto" would not look into words that have a direction of their own.
 const directionOf = (tokens: string[], special: Set<number>) =>
@@ -42,7 +47,7 @@ const directionOf = (tokens: string[], special: Set<number>) =>
     ? "rtl"
     : "ltr";
 
-export function comparedTexts(context: Context): Panel {
+export function comparedTexts(context: Context, asked?: Asked): Panel {
   const { source } = context;
   const [chooser, buttons] = [1, 2].map(() => h("span", { style: "display:contents" }));
   const [tools, pair, changes, maps] = [
@@ -51,10 +56,13 @@ export function comparedTexts(context: Context): Panel {
     h("section", {}),
     h("div", { class: "pair" }),
   ];
-  const typed = source.common.live_model
-    ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 }))
-    : null;
-  const element = h("div", { class: "compare" }, typed?.element ?? "", tools, pair, maps, changes);
+  const element = h(
+    "div",
+    { class: "compare" },
+    ...(asked ? [pair, asked.between, tools] : [tools, pair]),
+    maps,
+    changes,
+  );
   const areTextsNew = changeDetector();
   let turn = 0;
   let paired = true; // the texts share words, so that a word of one has its place in the other
@@ -63,7 +71,7 @@ export function comparedTexts(context: Context): Panel {
   // The second text: the chosen one, or the first other one with the same heads.
   async function second(): Promise<[number, Text] | null> {
     const { state, text } = context;
-    const wanted = [state.other, ...numbersOf(context)].filter(
+    const wanted = (asked ? [state.other] : [state.other, ...numbersOf(context)]).filter(
       (at) => at !== state.text && source.titles[at] !== undefined,
     );
     for (const at of wanted) {
@@ -85,7 +93,8 @@ export function comparedTexts(context: Context): Panel {
     if (areTextsNew(isChosen, JSON.stringify(options)))
       fill(
         chooser,
-        options.length > 0 &&
+        !asked &&
+          options.length > 0 &&
           choice(
             "Second text",
             String(other),
@@ -98,11 +107,10 @@ export function comparedTexts(context: Context): Panel {
     if (hadFocus) select?.focus();
     fill(
       buttons,
-      second &&
-        h(
-          "button",
+      !asked &&
+        second &&
+        actionButton(
           {
-            type: "button",
             onclick: () =>
               context.set({
                 text: other,
@@ -116,12 +124,11 @@ export function comparedTexts(context: Context): Panel {
         ),
       second?.tokens.length === context.text.tokens.length &&
         queriesOf(second).length === queriesOf(context.text).length &&
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             onclick: () =>
               context.set({
+                view: "compare",
                 pair: "heads",
                 pins: asPins([place(context), { ...place(context), text: other }]),
               }),
@@ -140,7 +147,7 @@ export function comparedTexts(context: Context): Panel {
       isThere ? source.text(state.other) : null,
     ]);
     if (mine !== turn) return;
-    typed?.update(chosen);
+    asked?.answered(chosen);
     if (!found) return drawNone(isThere && state.other !== state.text ? state.other : -1);
     const [number, other] = found;
     paired = shareWords(text.tokens, other.tokens, new Set(text.special));
@@ -189,19 +196,25 @@ export function comparedTexts(context: Context): Panel {
   }
   // Another word of the first text chooses its counterpart, but only if words have one.
   const unpaired = () => (queriesPaired ? { otherQuery: -1 } : {});
-  function drawNone(chosen: number) {
+  async function drawNone(chosen: number) {
     drawTools(chosen, null, 0);
     changes.replaceChildren();
     maps.replaceChildren();
+    const { state, text } = context;
+    const mine = turn;
+    const rows = asked && (await source.rows(state.text, state.layer, state.query));
+    if (mine !== turn) return;
     fill(
       pair,
-      h(
-        "p",
-        { class: "hint" },
+      rows &&
+        column({ text, number: state.text, query: state.query, rows }, (query) =>
+          context.set({ query }),
+        ),
+      hint(
         chosen >= 0
           ? "These two texts have different layers or heads, so they are not compared. Choose another text."
-          : typed
-            ? "Type a text above and press Read it: both are then side by side."
+          : asked
+            ? "The answer stands here, beside the text."
             : "There is no second text with the same heads.",
       ),
     );
@@ -229,7 +242,7 @@ export function comparedTexts(context: Context): Panel {
         choose,
         new Set(text.queries ? [] : text.special),
       ),
-      text.queries && h("p", { class: "hint" }, "attends to"),
+      text.queries && hint("attends to"),
       text.queries && wordList(text.tokens, -1, row, null, new Set(text.special)),
       unknownNote(text),
       h(
@@ -281,18 +294,14 @@ export function comparedTexts(context: Context): Panel {
       { class: "side" },
       h("h2", {}, `${headName(context)}: all words`),
       h("div", { class: "scroll" }, panel.figure),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         "A row is a query, a column is a key. ",
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "quiet",
             onclick: () =>
               context.set({
-                view: "map",
+                view: "head",
                 text: number,
                 query: query < 0 ? text.start.query : query,
                 key: -1,
@@ -353,9 +362,7 @@ export function comparedTexts(context: Context): Panel {
     fill(
       changes,
       h("h2", {}, `Heads in which “${word}”${now === word ? "" : ` or “${now}”`} changes most`),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         "The change is half of the sum of all differences between the two rows " +
           "of weights: 0 if they are the same, 1 if they share no word. " +
           "Words are compared with those in their place. The last two columns name the word that has most weight in each text.",
@@ -387,10 +394,8 @@ export function comparedTexts(context: Context): Panel {
                 h(
                   "th",
                   { scope: "row" },
-                  h(
-                    "button",
+                  actionButton(
                     {
-                      type: "button",
                       class: "line",
                       "aria-pressed": String(
                         layer === context.state.layer && head === context.state.head,
@@ -426,7 +431,6 @@ export function comparedTexts(context: Context): Panel {
     },
     close() {
       turn++; // what is being drawn has no place any more
-      typed?.close();
     },
   };
 }

@@ -1,9 +1,9 @@
 // The contact map of a protein in the chosen head, as contact_maps of src/regard/stats/patterns.py computes it.
 import type { ChartPlan } from "./chart";
-import { rangeLegend } from "./color";
+import { rangeLegend } from "./legend";
 import { headName, inText, place, type Context } from "./context";
 import type { Text } from "./data";
-import { fill, h, strong } from "./dom";
+import { fill, h, hint, strong } from "./dom";
 import { shown } from "./format";
 import { numbers } from "./numbers";
 import { panelOf } from "./pin_figure";
@@ -39,7 +39,7 @@ export function contactsOfHead(context: Context, width: number): ChartPlan[] {
       ].join(),
       draw: () => {
         const [box, element] = [
-          h("div", {}, h("p", { class: "hint" }, "Computing …")),
+          h("div", {}, hint("Computing …")),
           h("figure", { class: "contacts" }),
         ];
         element.append(box);
@@ -86,9 +86,7 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
   fill(
     box,
     h("figcaption", {}, `Contact map, ${about}`),
-    h(
-      "p",
-      { class: "hint" },
+    hint(
       "The weights between residues in both directions, less the product of what each residue gives and receives (APC). " +
         "A large value off the diagonal is a pair that the head couples. Residues count from 1.",
     ),

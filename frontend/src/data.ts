@@ -187,6 +187,9 @@ export const sizesOf = ({ layers }: Text): string => {
 };
 export const rolesOf = (text: Text, layer: number, head: number): string[] =>
   text.layers[layer].heads[head].roles.map((role) => role.kind);
+// A text as it was given, whose weights are those of the model: it can be asked about.
+export const isPlain = (text: Text): boolean =>
+  !text.queries && !text.picture && !text.generation && !text.attribution && !text.effect;
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 
 export function bytes(base64: string): Uint8Array {

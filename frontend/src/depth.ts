@@ -1,7 +1,7 @@
 // The scrubber of the overview: what the word of the first sentence attends to, layer by layer, as the mean of the heads.
 import { strongest, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
-import { fill, h, strong, visible } from "./dom";
+import { actionButton, fill, h, strong, visible } from "./dom";
 import { plural, shown } from "./format";
 import { meanLine } from "./head_sets";
 
@@ -23,7 +23,7 @@ export function depthBar(context: Context, changed: () => void): Depth {
     "aria-label": "Layer of the arcs",
     oninput: () => choose(Number(slider.value)),
   });
-  const play = h("button", { type: "button", onclick: () => toggle() });
+  const play = actionButton({ onclick: () => toggle() });
   const said = h("p", { class: "hint depth-said", role: "status" });
   const element = h("div", { class: "depth" }, play, slider, said);
   let [turn, timer, query, drawn] = [0, 0, 0, ""];

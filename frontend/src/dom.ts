@@ -40,6 +40,17 @@ export const s = <K extends keyof SVGElementTagNameMap>(
 ): SVGElementTagNameMap[K] =>
   build(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
 
+export const actionButton = (attributes: Attributes, ...children: Child[]): HTMLButtonElement =>
+  h("button", { type: "button", ...attributes }, ...children);
+export const hint = (...children: Child[]): HTMLParagraphElement =>
+  h("p", { class: "hint" }, ...children);
+// What a click on a link does, unless it opens a new tab or window.
+export const inPlace = (go: () => void) => (event: MouseEvent) => {
+  if (event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  go();
+};
+
 export function choice(
   label: string,
   value: string,

@@ -1,7 +1,7 @@
 // The strongest examples of the chosen head: over the documents of a corpus, or in the texts of the page.
 import type { Context } from "./context";
 import { hasSameHeads, type Example, type Text } from "./data";
-import { cut, fill, h, joins, numberOf, visible } from "./dom";
+import { cut, fill, h, hint, inPlace, joins, numberOf, visible } from "./dom";
 import type { Source } from "./source";
 import { toLink, type State } from "./state";
 
@@ -68,10 +68,8 @@ const section = (title: string, lines: HTMLElement[]) =>
     "section",
     { class: "examples" },
     h("h3", {}, title),
-    h("p", { class: "hint" }, "The underlined word attends to the filled one."),
-    lines.length
-      ? h("ol", {}, ...lines)
-      : h("p", { class: "hint" }, "None between two words that are no neighbors."),
+    hint("The underlined word attends to the filled one."),
+    lines.length ? h("ol", {}, ...lines) : hint("None between two words that are no neighbors."),
   );
 
 // Whether the strongest link of the head is one between words.
@@ -105,16 +103,14 @@ function opener(
   title: string,
   { link: [query, key] }: { link: [number, number] },
 ): HTMLAnchorElement {
-  const change: Partial<State> = { view: "text", text, query, key };
+  const change: Partial<State> = { view: "head", text, query, key };
   return h(
     "a",
     {
       href: toLink({ ...context.state, ...change }),
-      onclick: (event: MouseEvent) => {
-        if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-        event.preventDefault();
+      onclick: inPlace(() => {
         context.set(change);
-      },
+      }),
     },
     cut(title, 24),
   );

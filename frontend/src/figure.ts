@@ -3,7 +3,7 @@ import { tick } from "./format";
 import { Colors, scaleOf, SCALES, type Scale } from "./color";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
-import { choice, cut, fill, h, s, segments, visible } from "./dom";
+import { actionButton, choice, cut, fill, h, hint, s, segments, visible } from "./dom";
 import {
   TALLEST,
   FONT,
@@ -202,7 +202,7 @@ export function figureSheet(context: Context): FigureSheet {
       "div",
       { class: "figure-head" },
       h("h2", {}, "Figure"),
-      h("button", { type: "button", class: "quiet", onclick: () => element.close() }, "Close"),
+      actionButton({ class: "quiet", onclick: () => element.close() }, "Close"),
     ),
     h(
       "div",
@@ -294,7 +294,7 @@ export function figureSheet(context: Context): FigureSheet {
     );
     const [first, last] = interval(state.query, LISTED, queriesOf(text).length);
     const button = (kind: "svg" | "png" | "csv" | "pdf", said: string, title: string) =>
-      h("button", { type: "button", title, onclick: () => void save(kind) }, said);
+      actionButton({ title, onclick: () => void save(kind) }, said);
     fill(
       controls,
       panels,
@@ -369,10 +369,8 @@ export function figureSheet(context: Context): FigureSheet {
       h(
         "p",
         {},
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "quiet",
             onclick: () => {
               change({ caption: "" });
@@ -394,9 +392,7 @@ export function figureSheet(context: Context): FigureSheet {
         button("png", "PNG", "300 dots per inch"),
         button("csv", "CSV", "The numbers that are shown"),
       ),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         "PDF opens the browser's print: choose “Save as PDF”. The page has the size of the figure.",
       ),
     );

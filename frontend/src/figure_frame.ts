@@ -1,5 +1,5 @@
 // What the panels of a figure share: its sizes in points, its words, its cells and its colors. Dark is more, on white.
-import { STEPS, type Colors, type Scale } from "./color";
+import { drawCells, STEPS, type Colors, type Scale } from "./color";
 import type { Context } from "./context";
 import { cut, s, visible } from "./dom";
 import { cutName } from "./word_names";
@@ -151,16 +151,12 @@ export function cellImage(
   cols: number,
   [x, y, width, height]: number[],
 ): SVGImageElement {
-  const small = document.createElement("canvas");
-  [small.width, small.height] = [cols, rows];
   const pixels = Uint32Array.from(
     places,
     (share) =>
       frame.colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))],
   );
-  small
-    .getContext("2d")!
-    .putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), cols, rows), 0, 0);
+  const small = drawCells(document.createElement("canvas"), rows, cols, pixels);
   const times = Math.max(1, Math.ceil(((width / 72) * 300) / cols));
   const large = document.createElement("canvas");
   [large.width, large.height] = [cols * times, rows * times];

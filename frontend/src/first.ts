@@ -5,7 +5,7 @@ import { cards, stateLink } from "./cards";
 import { headName, inText, strongest, type Context } from "./context";
 import { depthBar } from "./depth";
 import { queriesOf, type Lead, type Part } from "./data";
-import { h, joins, s, visible } from "./dom";
+import { actionButton, h, inPlace, joins, s, visible } from "./dom";
 import { percent } from "./format";
 import { colorOfTold, toldLinks } from "./told_links";
 import { axesOf, nounOf } from "./labels";
@@ -56,7 +56,7 @@ export function firstView(context: Context): First {
   const observer = new ResizeObserver(() => redraw());
   const depth = depthBar(context, () => redraw());
 
-  // Words in order; the spans of both sides by index. A word opens the view Text.
+  // Words in order; the spans of both sides by index. A word opens the view of its head.
   function line(
     tokens: string[],
     shown: [number, number][],
@@ -76,7 +76,7 @@ export function firstView(context: Context): First {
             dir: "auto",
             role: "option",
             "aria-selected": String(at === marked),
-            title: `${visible(tokens[at])} · ${at}: open it in Text`,
+            title: `${visible(tokens[at])} · ${at}: open it in Head`,
             onclick: () => open(wordOf(at)),
           },
           visible(tokens[at]),
@@ -90,7 +90,7 @@ export function firstView(context: Context): First {
 
   function open(word: Partial<State>) {
     const { layer, head, query } = shown ?? context.state;
-    context.set({ view: "text", layer, head, query, ...word });
+    context.set({ view: "head", layer, head, query, ...word });
   }
 
   // Arrows move between the words of a list that has the focus; Enter opens the word.
@@ -186,11 +186,9 @@ export function firstView(context: Context): First {
       "a",
       {
         style: `--own:${colorOfTold(link, toldLinks(context.text))}`,
-        onclick: (event: MouseEvent) => {
-          if (event.ctrlKey || event.metaKey || event.shiftKey) return; // a new tab or window
-          event.preventDefault();
+        onclick: inPlace(() => {
           context.set(placeOf(link));
-        },
+        }),
       },
       ...sentence(parts),
     );
@@ -243,13 +241,12 @@ export function firstView(context: Context): First {
       isWord ? "Arcs show what the word " : "Light falls on what the patch ",
       h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
       ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
-      stateLink(
-        context,
-        { ...place, view: isWord ? "text" : "picture" },
-        "more",
-        `Every ${nounOf(text)} of this head`,
-      ),
-      " · ",
+      ...(isWord
+        ? []
+        : [
+            stateLink(context, { ...place, view: "picture" }, "more", "Every patch of this head"),
+            " · ",
+          ]),
       stateLink(
         context,
         {
@@ -264,7 +261,7 @@ export function firstView(context: Context): First {
         "”",
       ),
       " · ",
-      stateLink(context, { ...place, key: link.key, view: "map" }, "more", "Its map"),
+      stateLink(context, { ...place, key: link.key, view: "head" }, "more", "Its map"),
     );
     redraw();
   }
@@ -300,9 +297,8 @@ export function firstView(context: Context): First {
         ),
       ),
       context.tour
-        ? h(
-            "button",
-            { type: "button", class: "tour-button main-button", onclick: context.tour.play },
+        ? actionButton(
+            { class: "tour-button main-button", onclick: context.tour.play },
             `${context.tour.title} (${context.tour.steps.length} steps)`,
           )
         : "",

@@ -1,7 +1,6 @@
 // A generation as one text with a slider over its steps: which token a step wrote, and the row of weights that it read.
 import type { Context } from "./context";
 import { fill, h, joins, strong, visible } from "./dom";
-import { viewOf } from "./registry";
 import { within } from "./steps";
 
 export interface Steps {
@@ -58,7 +57,7 @@ export function generationSteps(context: Context): Steps {
 
   function draw() {
     const { text, state } = context;
-    element.hidden = !text.generation || !viewOf(state.view).hasQuestions;
+    element.hidden = !text.generation;
     if (element.hidden) return;
     const { prompt, labels } = parts();
     const steps = labels.length - prompt;

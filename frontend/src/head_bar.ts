@@ -62,35 +62,13 @@ export function headBar(context: Context): HeadBar {
   }
 
   function draw() {
-    const { state, text, source } = context;
+    const { state, text } = context;
     const isOfHead = !isWithoutHead(state);
-    const canType = source.common.live_model && !["compare", "overview"].includes(state.view);
-    element.hidden = !isOfHead && !source.common.live_model;
-    if (
-      isNew(
-        state.text,
-        text.title,
-        text.layers.length,
-        text.layers[state.layer].heads.length,
-        isOfHead,
-        canType,
-      )
-    )
-      fill(
-        element,
-        ...(isOfHead ? controls() : []),
-        canType &&
-          h(
-            "button",
-            {
-              type: "button",
-              class: "main-button",
-              onclick: () => context.set({ view: "compare" }),
-            },
-            "Type another text",
-          ),
-      );
-    if (!isOfHead) return;
+    element.hidden = !isOfHead;
+    if (!isOfHead) return fill(element);
+    const { length } = text.layers[state.layer].heads;
+    if (isNew(state.text, text.title, text.layers.length, length) || !element.firstChild)
+      fill(element, ...controls());
     [state.layer, state.head].forEach((value, at) => {
       element.querySelectorAll("select")[at].value = String(value);
     });

@@ -2,7 +2,7 @@
 // are made when the row comes near, so that thousands of heads cost what the visible ones cost.
 import { headName, type Context } from "./context";
 import { layerName, shortName } from "./data";
-import { cut, h } from "./dom";
+import { actionButton, cut, h } from "./dom";
 import { shown } from "./format";
 import { headOrder, type HeadPlace } from "./head_order";
 import { label } from "./labels";
@@ -205,8 +205,7 @@ export function headGrid(context: Context): HeadGrid {
     ]
       .filter(Boolean)
       .join(", ");
-    const made = h("button", {
-      type: "button",
+    const made = actionButton({
       role: "gridcell",
       "aria-label": said,
       "aria-selected": "false",
@@ -289,7 +288,7 @@ export function headGrid(context: Context): HeadGrid {
   };
   element.addEventListener("click", (event) => {
     const at = placeOf(event);
-    if (at) context.set({ ...at, view: "map", x: -1, y: -1 });
+    if (at) context.set({ ...at, view: "head", x: -1, y: -1 });
   });
   element.addEventListener("focusin", (event) => {
     const at = placeOf(event);

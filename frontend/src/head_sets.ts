@@ -78,7 +78,7 @@ export const drawnApart = (context: Shown) =>
 
 // Whether the words show the mean of all heads, or of a layer, and not single heads.
 export const shownMean = ({ view, way, heads }: State) =>
-  view === "text" && way === "words" && ["layer", "all"].includes(heads);
+  view === "head" && way === "words" && ["layer", "all"].includes(heads);
 
 // "layer 2, head 1", "the mean of all heads", "the mean of L0.H1, L2.H3".
 export function headsInWords(context: Shown): string {

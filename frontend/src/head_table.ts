@@ -1,7 +1,7 @@
 // The table of heads: every statistic and role; a column sorts it, a row opens its head, a role or a word searches it.
 import { headName, type Context } from "./context";
 import { queriesOf, shortName, type Text } from "./data";
-import { fill, h } from "./dom";
+import { actionButton, fill, h } from "./dom";
 import { plural, shown } from "./format";
 import type { Head } from "./head_sets";
 import { label } from "./labels";
@@ -213,10 +213,8 @@ export function headTable(context: Context): HeadTable {
           class: ["head", "roles", "word"].includes(column) ? "said" : null,
           "aria-sort": up ? "ascending" : down ? "descending" : "none",
         },
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             title,
             "data-column": column,
             "data-sorted": String(up || down),
@@ -231,10 +229,8 @@ export function headTable(context: Context): HeadTable {
       h(
         "p",
         {},
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             onclick: () => {
               rows = Infinity;
               void draw();
@@ -268,7 +264,7 @@ export function headTable(context: Context): HeadTable {
       context.set(
         link
           ? {
-              view: "text",
+              view: "head",
               way: "words",
               heads: "one",
               layer: at[0],
@@ -276,7 +272,7 @@ export function headTable(context: Context): HeadTable {
               query: link.query,
               key: link.key,
             }
-          : { view: "map", layer: at[0], head: at[1], x: -1, y: -1 },
+          : { view: "head", layer: at[0], head: at[1], x: -1, y: -1 },
       );
     const word = link
       ? [
@@ -295,9 +291,8 @@ export function headTable(context: Context): HeadTable {
       h(
         "td",
         { class: "said" },
-        h(
-          "button",
-          { type: "button", "aria-label": `Open ${headName(context, ...at)}` },
+        actionButton(
+          { "aria-label": `Open ${headName(context, ...at)}` },
           shortName(text.layers[at[0]], at[1]),
         ),
       ),

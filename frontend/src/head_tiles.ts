@@ -1,7 +1,8 @@
-// Tiles of heads with a color each: a click chooses a head or drops it, pointing at a tile shows this head alone.
+// Tiles of heads with a color each: a click goes to a head, or, where several are chosen, chooses it or drops it. Pointing
+// at a tile shows this head alone.
 import { headName, type Context } from "./context";
-import { layerName, rolesOf, shortName } from "./data";
-import { choice, fill, h } from "./dom";
+import { rolesOf, shortName } from "./data";
+import { actionButton, choice, fill, h } from "./dom";
 import {
   headColors,
   isChosen,
@@ -11,10 +12,12 @@ import {
   toggled,
   type Head,
 } from "./head_sets";
+import { pinLetter } from "./pin_set";
 import { smallMap, tilesOfLayer } from "./small_map";
-import { arrowOf, within } from "./steps";
+import { stepOf } from "./steps";
 
 export interface Tiles {
+  head: HTMLElement; // which heads are shown together
   element: HTMLElement;
   draw(): void;
   key(event: KeyboardEvent): boolean;
@@ -26,54 +29,69 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     role: "group",
     "aria-label": "Heads of the layer",
   });
-  const head = h("div", { class: "head-tiles-head" });
+  const head = h("span", { class: "head-tiles-head" });
   const others = h("div", {
     class: "head-tiles-others",
     role: "group",
     "aria-label": "Chosen heads of other layers",
   });
-  const element = h("div", { class: "head-tiles" }, head, row, others);
+  const element = h("div", { class: "head-tiles" }, row, others);
   const fillTiles = tilesOfLayer(context, row, (...at) => tile(at));
 
   function tile(at: Head): HTMLButtonElement {
     const name = headName(context, ...at);
-    const roles = rolesOf(context.text, ...at).join(", ");
-    const button = h(
-      "button",
+    const roles = rolesOf(context.text, ...at);
+    const said = [name, ...roles].join(", ");
+    const { kinds } = context.source.common;
+    const button = actionButton(
       {
-        type: "button",
         class: "head-tile",
-        title: roles ? `${name}: ${roles}` : name,
-        "aria-label": name,
-        onclick: () => context.set({ heads: toggled(context, at), layer: at[0], head: at[1] }),
+        title: said,
+        "aria-label": said,
+        onclick: (event: MouseEvent) => choose(at, event.shiftKey),
         onpointerenter: () => preview(at),
         onpointerleave: () => preview(null),
         onfocus: () => preview(at),
         onblur: () => preview(null),
       },
       smallMap(context, ...at),
+      roles.length > 0 && h("b", { class: "chip", "aria-hidden": "true" }, kinds[roles[0]].letter),
+      h("b", { class: "pin-letter", "aria-hidden": "true" }),
       h("span", { "aria-hidden": "true" }, at[1]),
     );
     button.dataset.place = nameOfHead(at);
     return button;
   }
 
+  // Among several heads a click chooses or drops one; with Shift it begins a set.
+  function choose(at: Head, isShift: boolean) {
+    const { state } = context;
+    const isSet = isShift || state.heads !== "one";
+    context.set({
+      layer: at[0],
+      head: at[1],
+      ...(isSet ? { heads: toggled(context, at) } : {}),
+    });
+  }
+
   function drawHead() {
-    const { state, text } = context;
+    const { state } = context;
     const options: [string, string][] = [
       ["one", "this head"],
       ["layer", "mean of the layer"],
       ["all", "mean of all"],
     ];
-    if (isChosen(state)) options.push(["set", `${listedHeads(context).length} chosen`]);
+    const several = isChosen(state);
+    options.push(["set", several ? `${listedHeads(context).length} chosen` : "several"]);
     fill(
       head,
-      choice("Heads", isChosen(state) ? "set" : state.heads, options, (heads) => {
-        if (heads !== "set") context.set({ heads });
-      }),
-      text.layers.length > 1 &&
-        h("b", { class: "head-tiles-layer" }, layerName(text.layers[state.layer])),
-      h("span", { class: "hint" }, "Click tiles to choose heads; point at one to see it alone."),
+      choice("Heads", several ? "set" : state.heads, options, (heads) =>
+        context.set({
+          heads: heads === "set" ? nameOfHead([state.layer, state.head]) : heads,
+        }),
+      ),
+      several &&
+        h("span", { class: "hint" }, "Click tiles to choose heads; point at one to see it alone."),
     );
   }
 
@@ -87,6 +105,9 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
       const place = button.dataset.place!;
       const at = place.split(".").map(Number) as Head;
       button.setAttribute("aria-pressed", String(colors.has(place)));
+      const letter = button.querySelector<HTMLElement>(".pin-letter")!;
+      letter.textContent = pinLetter(state.pins, { text: state.text, layer: at[0], head: at[1] });
+      letter.hidden = !letter.textContent;
       button.style.setProperty("--own", all ? "var(--soft)" : (colors.get(place) ?? ownColor(at)));
       button.tabIndex = at[1] === state.head ? 0 : -1;
     }
@@ -96,10 +117,8 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
     fill(
       others,
       ...elsewhere.map((at) =>
-        h(
-          "button",
+        actionButton(
           {
-            type: "button",
             class: "picked",
             title: `Drop ${headName(context, ...at)}`,
             style: `--own:${colors.get(nameOfHead(at))}`,
@@ -114,22 +133,24 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
   }
 
   return {
+    head,
     element,
     draw() {
       fillTiles();
       drawHead();
       mark();
     },
-    // Arrows move between tiles; Tab reaches only one of them.
+    // Arrows move between tiles, and go to their heads unless several are chosen; Tab reaches only one of them.
     key(event) {
       const buttons = [...row.querySelectorAll<HTMLButtonElement>(".head-tile")];
       const at = buttons.indexOf(event.composedPath()[0] as HTMLButtonElement);
-      const step = arrowOf(event.key)?.[1];
+      const step = stepOf(event.key, 1);
       if (at < 0 || !step) return false;
-      const next = buttons[within(at + step, buttons.length)];
+      const next = (at + step + buttons.length) % buttons.length;
       buttons[at].tabIndex = -1;
-      next.tabIndex = 0;
-      next.focus();
+      buttons[next].tabIndex = 0;
+      buttons[next].focus();
+      if (!isChosen(context.state)) context.set({ head: next });
       return true;
     },
   };

@@ -1,22 +1,22 @@
-// What if: a reader knocks out a link, a head or a word, and sees what changes in the prediction.
+// Knock-outs: a reader takes out a link, a head or a word, and sees what changes in the prediction.
 import { strongest, type Context } from "./context";
-import type { Text } from "./data";
-import { fill, h } from "./dom";
+import { isPlain, type Text } from "./data";
+import { actionButton, fill, h } from "./dom";
 import { effectPanel } from "./effect";
-import { viewOf } from "./registry";
 import { sentenceOf } from "./typed";
 import { wordNames } from "./word_names";
 
-export interface WhatIf {
+export interface KnockOut {
   element: HTMLElement;
-  draw(): void;
+  effect: HTMLElement;
+  draw(answer: Text | null): void;
   key(key: string): boolean;
   close(): void;
 }
 // What can be knocked out: its name, and the short form that the server reads.
 type Offer = [string, string];
 
-export function whatIf(context: Context): WhatIf {
+export function knockOut(context: Context): KnockOut {
   const { source } = context;
   const model = source.common.live_model;
   const canAsk = model?.fields.includes("edits") ?? false;
@@ -28,15 +28,14 @@ export function whatIf(context: Context): WhatIf {
   const said = h("p", { class: "notice", role: "status", hidden: true });
   const element = h(
     "section",
-    { class: "what-if", "aria-label": "What if" },
+    { class: "asked-of", "aria-label": "Knock out" },
     offers,
     said,
     removed,
-    effect,
   );
   let asking: AbortController | null = null;
   let turn = 0;
-  let shown: Text | null = null; // whose effect is in the page
+  let answer: Text | null = null; // the text without what is knocked out
 
   function tell(message: string) {
     said.hidden = !message;
@@ -71,32 +70,25 @@ export function whatIf(context: Context): WhatIf {
     ];
   }
 
-  const edits = () => (context.text.effect?.edits ?? []).map(([short]) => short);
+  const edits = () => (answer?.effect?.edits ?? []).map(([short]) => short);
 
-  // Ask for the text without these parts, and show it; without any, the text with all its weights.
+  // Ask for the text without these parts, and show it beside the whole text.
   async function ask(wanted: string[]) {
     if (asking) return;
-    const { text, state } = context;
-    const whole = text.effect ? source.titles.indexOf(text.effect.of) : state.text;
-    if (!wanted.length && whole >= 0) {
-      tell("");
-      return context.set({ text: whole });
-    }
+    const { text } = context;
+    tell("");
+    if (!wanted.length) return context.set({ other: -1 });
     asking = new AbortController();
     tell(`${model!.name} reads the text again …`);
     try {
-      const number = await source.read!(
-        sentenceOf(text),
-        asking.signal,
-        wanted.length ? { edits: wanted } : {},
-      );
+      const number = await source.read!(sentenceOf(text), asking.signal, { edits: wanted });
       const found = await source.text(number);
       if (found.tokens.join("\n") !== text.tokens.join("\n"))
         return tell(
           `${model!.name} reads this text as other tokens. Open it with the model that this text was saved with.`,
         );
       tell("");
-      context.set({ text: number });
+      context.set({ other: number, otherQuery: -1 });
       context.tell(found.effect?.sentence ?? "");
     } catch (error) {
       tell(asking.signal.aborted ? "Stopped." : (error as Error).message);
@@ -122,38 +114,24 @@ export function whatIf(context: Context): WhatIf {
     if (mine !== turn) return;
     const taken = new Set(edits());
     const button = ([name, short]: Offer) =>
-      h(
-        "button",
+      actionButton(
         {
-          type: "button",
           disabled: taken.has(short),
           dir: "auto",
-          title: "What if the model did not see this?",
+          title:
+            "What if the model did not see this? Its weight becomes 0, and the others of the row grow to a sum of 1.",
           onclick: () => void ask([...edits(), short]),
         },
         name,
       );
-    refill(
-      offers,
-      h("b", {}, "Knock out"),
-      ...found.map(button),
-      h(
-        "span",
-        { class: "hint" },
-        "What if the model did not see this? Its weight becomes 0, and the others of the row grow to a sum of 1.",
-      ),
-    );
+    refill(offers, h("b", {}, "Knock out"), ...found.map(button));
   }
 
   function drawRemoved() {
-    const { text, state } = context;
-    const whole = source.titles.indexOf(text.effect?.of ?? "");
-    const chips = (text.effect?.edits ?? []).map(([short, words]) =>
+    const chips = (answer?.effect?.edits ?? []).map(([short, words]) =>
       canAsk
-        ? h(
-            "button",
+        ? actionButton(
             {
-              type: "button",
               class: "chip-word",
               title: "Put it back",
               "aria-label": `Put back ${words}`,
@@ -166,43 +144,26 @@ export function whatIf(context: Context): WhatIf {
     refill(
       removed,
       ...(chips.length ? [h("b", {}, "Knocked out"), ...chips] : []),
-      chips.length > 1 &&
-        canAsk &&
-        h("button", { type: "button", onclick: () => void ask([]) }, "Put all back"),
-      chips.length > 0 &&
-        whole >= 0 &&
-        h(
-          "button",
-          {
-            type: "button",
-            onclick: () =>
-              context.set({ view: "compare", text: whole, other: state.text, otherQuery: -1 }),
-          },
-          "Beside the whole text",
-        ),
+      chips.length > 1 && canAsk && actionButton({ onclick: () => void ask([]) }, "Put all back"),
     );
   }
 
-  function draw() {
-    const { text, state } = context;
-    const offered =
-      canAsk && text.queries === null && !text.picture && !text.generation && !text.attribution;
-    element.hidden = !viewOf(state.view).hasQuestions || !(offered || text.effect);
-    if (element.hidden) {
-      turn++;
-      return;
-    }
-    offers.hidden = !offered;
-    if (offered) void drawOffers();
-    if (shown === text) return;
-    shown = text;
+  function draw(found: Text | null) {
+    const { text } = context;
+    const isNew = found !== answer;
+    answer = found;
+    offers.hidden = !canAsk || !isPlain(text);
+    element.hidden = offers.hidden && !answer?.effect;
+    if (!offers.hidden) void drawOffers();
+    if (!isNew) return;
     tell("");
     drawRemoved();
-    fill(effect, text.effect && effectPanel(text.effect));
+    fill(effect, answer?.effect && effectPanel(answer.effect));
   }
 
   return {
     element,
+    effect,
     draw,
     key(key) {
       if (key !== "k" || element.hidden || offers.hidden) return false;

@@ -1,8 +1,9 @@
 // What one word attends to in every layer: a row per layer.
 import { cellGrid } from "./cell_grid";
+import { changeDetector } from "./changes";
 import { interval, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
-import { cut, s, visible } from "./dom";
+import { cut, fill, h, hint, s, visible } from "./dom";
 import { shown } from "./format";
 import { meanLine } from "./head_sets";
 import { inParts } from "./pause";
@@ -10,11 +11,34 @@ import { cutName, wordNames } from "./word_names";
 
 const [SHOWN, TALL] = [72, 18]; // words of a row, pixels of a row
 
-export async function layerRows(
-  context: Context,
-  query: number,
-  room = 700,
-): Promise<SVGSVGElement> {
+// What the chosen word attends to in all layers does not depend on the head: it is drawn again for another word.
+export function layerRows(context: Context): { element: HTMLElement; draw(): void } {
+  const body = h("div", { class: "scroll" });
+  const element = h(
+    "section",
+    { class: "strip" },
+    h("h2", {}, "All layers"),
+    hint("What the chosen word attends to: the mean of the heads of each layer."),
+    body,
+  );
+  const isNew = changeDetector();
+  let [turn, room] = [0, 0];
+
+  async function draw() {
+    const { text, state, colors } = context;
+    if (!isNew(state.text, text.title, state.query, state.scale, colors.css[9])) return;
+    const mine = ++turn;
+    room ||= element.clientWidth; // read once: later it would cost a layout for every key
+    const figure = await figureOf(context, state.query, room).catch((error) => {
+      isNew();
+      throw error;
+    });
+    if (mine === turn) fill(body, figure);
+  }
+  return { element, draw: () => void draw() };
+}
+
+async function figureOf(context: Context, query: number, room: number): Promise<SVGSVGElement> {
   const { text } = context;
   const crossed = text.queries !== null;
   const [first, last] = interval(crossed ? 0 : query, SHOWN, text.tokens.length);
@@ -26,7 +50,7 @@ export async function layerRows(
     Math.max(58, 12 + 6.2 * Math.max(...layers.map((name) => name.length))),
     longest * 6.5 + 8,
   ];
-  const cell = Math.max(13, Math.min(30, (Math.min(room, 700) - left - 4) / names.length));
+  const cell = Math.max(13, Math.min(30, (Math.min(room || 700, 700) - left - 4) / names.length));
   const [width, height] = [left + names.length * cell + 4, layers.length * TALL + bottom];
   const cells = cellGrid({
     rows: layers.length,

@@ -1,7 +1,7 @@
-// Head view: lines from queries on the left to keys on the right; each chosen head in its color, or one mean.
+// Lines from queries on the left to keys on the right; each chosen head in its color, or one mean.
 import { interval, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { fill, h, s, visible } from "./dom";
+import { fill, h, hint, s, visible } from "./dom";
 import { percent } from "./format";
 import {
   byLayer,
@@ -27,8 +27,13 @@ interface Bundle {
   values: Float32Array;
 } // rows x cols
 
-export function linesMode(context: Context, body: HTMLElement): Mode {
+export function linesMode(
+  context: Context,
+  body: HTMLElement,
+  linked: (query: number | null) => void,
+): Mode {
   let turn = 0;
+  let showOnly: (side: "query" | "key", at: number | null) => void = () => {};
   let only: Head | null = null; // shown alone
   const queries = () => queriesOf(context.text);
 
@@ -84,9 +89,7 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
     const pair = h("p", { class: "chosen-pair", "aria-live": "polite" });
     if (context.state.key >= 0 && !only) pair.append(pairLine(context, row[context.state.key]));
     body.replaceChildren(
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `Lines go from queries on the left to keys on the right, in ${where}. A thicker line is a larger weight. ` +
           `${near}Point at a word on either side to see only its lines. Arrow keys move the query, with Shift the key.`,
       ),
@@ -131,13 +134,17 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
             );
         }
     });
-    const show = (side: "query" | "key", at: number | null) =>
+    showOnly = (side, at) =>
       group.querySelectorAll<SVGLineElement>("line").forEach((line) => {
         line.style.display = at === null || Number(line.dataset[side]) === at ? "" : "none";
       });
-    side(made, rows, left - 8, (at) => show("query", at), true);
-    side(made, cols, right + 8, (at) => show("key", at), false);
-    made.addEventListener("pointerleave", () => show("query", null));
+    const point = (side: "query" | "key", at: number | null) => {
+      showOnly(side, at);
+      linked(side === "query" ? at : null);
+    };
+    side(made, rows, left - 8, (at) => point("query", at), true);
+    side(made, cols, right + 8, (at) => point("key", at), false);
+    made.addEventListener("pointerleave", () => point("query", null));
     return made;
   }
 
@@ -189,6 +196,7 @@ export function linesMode(context: Context, body: HTMLElement): Mode {
 
   return {
     draw: () => void draw(),
+    point: (query) => showOnly("query", query),
     preview(head) {
       only = head;
       void draw();

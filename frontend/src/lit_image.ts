@@ -1,7 +1,7 @@
 // The image of a text under the weights of one link's query and head: what a patch attends to is lit.
 import { headName, type Context } from "./context";
 import { queriesOf, type Lead, type PicturePanel } from "./data";
-import { h, visible } from "./dom";
+import { actionButton, h, visible } from "./dom";
 import { coverOf, photoOf, placeOf, shareOnScale } from "./patches";
 
 export function litImage(
@@ -16,10 +16,8 @@ export function litImage(
   const name = `${headName(context, link.layer, link.head)}: what ${visible(queriesOf(text)[link.query])} attends to`;
   const opened = () =>
     context.set({ view: "picture", layer: link.layer, head: link.head, query: link.query });
-  const figure = h(
-    "button",
+  const figure = actionButton(
     {
-      type: "button",
       class: "lit",
       style: `--own:${color}`,
       title: "Open it in Picture",

@@ -4,7 +4,6 @@ import { queriesOf } from "./data";
 import { h, strong, visible, weightOutput } from "./dom";
 import type { MapFrame } from "./map_frame";
 import type { MapTiles } from "./map_tiles";
-import { strongestLink } from "./strongest_link";
 
 export function tellCell(
   { text, state }: Context,
@@ -39,11 +38,4 @@ export function tellCell(
           "; zoom in for single weights)",
         );
   if (line.textContent !== readout.textContent) readout.replaceChildren(line);
-}
-
-export function tellStrongest({ text, state }: Context, readout: HTMLElement) {
-  readout.replaceChildren(
-    ...strongestLink(text, text.layers[state.layer].heads[state.head]),
-    " Point at a cell, or click to choose it.",
-  );
 }

@@ -1,4 +1,5 @@
 // The tiles of a map: they are asked for, kept, and colored.
+import { drawCells } from "./color";
 import { place, type Context } from "./context";
 import type { Pool } from "./data";
 import { h } from "./dom";
@@ -112,16 +113,9 @@ export class MapTiles {
     const { colors } = this.context;
     const look = `${colors.scale.kind}${colors.scale.floor}${colors.css[9]}`;
     if (tile.picture && tile.painted === look) return tile.picture;
-    tile.picture ??= h("canvas", { width: tile.cols, height: tile.rows });
     tile.painted = look;
     const pixels = Uint32Array.from(tile.values, (weight) => colors.cell(weight));
-    tile.picture
-      .getContext("2d")!
-      .putImageData(
-        new ImageData(new Uint8ClampedArray(pixels.buffer), tile.cols, tile.rows),
-        0,
-        0,
-      );
+    tile.picture = drawCells(tile.picture ?? h("canvas"), tile.rows, tile.cols, pixels);
     return tile.picture;
   }
 }

@@ -1,13 +1,18 @@
-// The interface between the text view and its modes: words, head view, model view.
+// The interface between the view of a head and the two ways to show its words: words with arcs, and lines.
 import type { Context } from "./context";
 import type { Head } from "./head_sets";
-import type { State } from "./state";
 
 export interface Mode {
   draw(): void;
-  moved?(before: State): boolean; // true: only the chosen words changed, and the mode showed that
-  preview?(head: Head | null): void; // show one head alone
-  key?(event: KeyboardEvent): boolean;
-  close?(): void;
+  moved?(): boolean; // true: only the chosen words changed, and the mode showed that
+  preview(head: Head | null): void; // show one head alone
+  point(query: number | null, key?: number): void; // what the map below is pointed at
+  key(event: KeyboardEvent): boolean;
+  close(): void;
 }
-export type MakeMode = (context: Context, body: HTMLElement) => Mode;
+// `linked` hears at which word the reader points.
+export type MakeMode = (
+  context: Context,
+  body: HTMLElement,
+  linked: (query: number | null) => void,
+) => Mode;

@@ -2,7 +2,7 @@
 import { changeDetector } from "./changes";
 import { headName, place, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { cut, h, s, visible } from "./dom";
+import { cut, h, hint, s, visible } from "./dom";
 import { shown } from "./format";
 
 const [NEURONS, BAND] = [14, 20]; // keys, pixels of a row
@@ -56,9 +56,7 @@ export function whyWeight(context: Context): WhyWeight {
     );
     if (!found.length) {
       body.replaceChildren(
-        h(
-          "p",
-          { class: "hint" },
+        hint(
           "The channels cannot be shown for this text. They need scores that are dot products, and queries and keys in the page or from a server.",
         ),
       );
@@ -66,9 +64,7 @@ export function whyWeight(context: Context): WhyWeight {
     }
     const figure = drawing(found, row);
     body.replaceChildren(
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `${headName(context)}: a score is the sum of its products; blue is positive, red is negative. Shown are the keys with the largest weights.`,
       ),
       h("div", { class: "scroll" }, figure),

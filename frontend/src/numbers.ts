@@ -1,5 +1,5 @@
 // The numbers of a chart as a table: for the keyboard, for screen readers, and to be copied.
-import { fill, h } from "./dom";
+import { actionButton, fill, h, hint } from "./dom";
 import { counted, exact } from "./format";
 
 export type Row = Record<string, string | number>;
@@ -42,11 +42,7 @@ export function numbers(chart: string, rows: Row[], chosen?: (at: number) => voi
       "td",
       { dir: "auto", title: typeof value === "number" ? exact(value) : null },
       column === 0 && chosen
-        ? h(
-            "button",
-            { type: "button", class: "line", onclick: (event: Event) => choose(event, at) },
-            said(value),
-          )
+        ? actionButton({ class: "line", onclick: (event: Event) => choose(event, at) }, said(value))
         : said(value),
     );
   function fillIn() {
@@ -71,7 +67,7 @@ export function numbers(chart: string, rows: Row[], chosen?: (at: number) => voi
             ),
         ),
       ),
-      rows.length > MOST && h("p", { class: "hint" }, `The first ${MOST} of ${rows.length} rows.`),
+      rows.length > MOST && hint(`The first ${MOST} of ${rows.length} rows.`),
     );
   }
   fillIn();

@@ -13,9 +13,9 @@ const isGeneration = (text: Text): boolean =>
 
 export function opening(text: Text): Partial<State> {
   if (text.picture) return { view: "picture" };
-  if (text.attribution) return { view: "text", side: "out" };
+  if (text.effect || text.attribution) return { view: "whatif" };
   if (text.generation)
-    return { view: "text", side: "out", query: Math.max(0, text.generation.prompt - 1) };
+    return { view: "head", side: "out", query: Math.max(0, text.generation.prompt - 1) };
   if (text.queries === null) return { view: "overview" };
-  return isGeneration(text) ? { view: "text" } : { view: "alignment", scale: "linear" };
+  return isGeneration(text) ? { view: "head" } : { view: "alignment", scale: "linear" };
 }

@@ -1,4 +1,5 @@
 // The weight of the chosen query on the chosen key, in words, and the keys that move both.
+import { stateLink } from "./cards";
 import type { Context } from "./context";
 import { queriesOf } from "./data";
 import { h, strong, weightOutput } from "./dom";
@@ -17,7 +18,9 @@ export function pairLine(context: Context, weight: number): HTMLElement {
     strong(wordNames(text.tokens)[state.key]),
     ` ${state.key}: `,
     weightOutput(weight),
-    `${means}, in ${headsInWords(context)}.`,
+    `${means}, in ${headsInWords(context)}. `,
+    source.common.live_model?.fields.includes("edits") &&
+      stateLink(context, { ...state, view: "whatif" }, "more", "What if it were 0?"),
   );
 }
 

@@ -1,9 +1,10 @@
 // Drawing of weights over an image: a pixel for each patch, stretched by the browser without smoothing.
 import type { Context } from "./context";
-import { STEPS, type Colors } from "./color";
+import { drawCells, pixelOf, STEPS, type Colors } from "./color";
 import type { PicturePanel } from "./data";
 import { h, s } from "./dom";
 import { shown } from "./format";
+import { legendOf } from "./legend";
 
 const [NIGHT, OPAQUE, MIX] = [[9, 12, 16], 0.88, 0.74]; // color of the dark, its strength, and that of colors
 const [TILE, DECADES] = [260, 3]; // pixels of the image in a tile; decades of the logarithmic scale
@@ -49,17 +50,16 @@ export function coverOf(
   colors: Colors,
   canvas = h("canvas"),
 ): HTMLCanvasElement {
-  if (canvas.width !== columns) canvas.width = columns;
-  if (canvas.height !== rows) canvas.height = rows;
-  const picture = new ImageData(columns, rows);
-  places.forEach((share, at) => {
-    picture.data.set(pixel(share, cover, colors), 4 * at);
-  });
-  canvas.getContext("2d")!.putImageData(picture, 0, 0);
-  return canvas;
+  return drawCells(
+    canvas,
+    rows,
+    columns,
+    Uint32Array.from(places, (share) => pixelOf(...pixel(share, cover, colors))),
+  );
 }
-function pixel(share: number, cover: string, colors: Colors): number[] {
-  if (cover === "light") return [...NIGHT, Math.round(255 * OPAQUE * (1 - share))];
+type Pixel = [number, number, number, number];
+function pixel(share: number, cover: string, colors: Colors): Pixel {
+  if (cover === "light") return [...NIGHT, Math.round(255 * OPAQUE * (1 - share))] as Pixel;
   const color = colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))];
   return [color & 255, (color >> 8) & 255, (color >> 16) & 255, Math.round(255 * MIX)];
 }
@@ -70,45 +70,22 @@ export function legendOfCover(
   top: number,
   scaled: (share: number) => number,
 ): SVGSVGElement {
-  const [width, steps] = [200, 50];
-  const figure = s("svg", {
-    class: "legend",
-    width: width + 60,
-    height: 34,
-    viewBox: `-20 0 ${width + 60} 34`,
-    role: "img",
-    "aria-label": `Weights from 0 to ${shown(top)}`,
+  const places = [0, 0.01, 0.1, 0.25, 0.5, 1].map((share) => [scaled(share), share]);
+  const figure = legendOf({
+    said: `Weights from 0 to ${shown(top)}`,
+    color: (share) => {
+      const [red, green, blue, alpha] = pixel(share, state.cover, colors);
+      return `rgb(${red} ${green} ${blue} / ${alpha / 255})`;
+    },
+    ticks: places
+      .filter(
+        ([place, share]) =>
+          share === 0 ||
+          share === 1 ||
+          (place > 0.17 && place < 0.83 && (share !== 0.25 || state.scale !== "log")),
+      )
+      .map(([place, share]) => [place, shown(share * top)]),
   });
-  const photo = s("rect", { width, height: 10, fill: "#d9c8a9" });
-  figure.append(photo);
-  for (let at = 0; at < steps; at++) {
-    const [red, green, blue, alpha] = pixel((at + 0.5) / steps, state.cover, colors);
-    figure.append(
-      s("rect", {
-        x: (at * width) / steps,
-        width: width / steps + 0.5,
-        height: 10,
-        fill: `rgb(${red},${green},${blue})`,
-        "fill-opacity": alpha / 255,
-      }),
-    );
-  }
-  for (const share of [0, 0.01, 0.1, 0.25, 0.5, 1]) {
-    const x = scaled(share) * width;
-    if (
-      share &&
-      share < 1 &&
-      (x < 34 || x > width - 34 || (share === 0.25 && state.scale === "log"))
-    )
-      continue;
-    figure.append(
-      s("line", { x1: x, x2: x, y1: 10, y2: 14, stroke: "currentColor" }),
-      s(
-        "text",
-        { x, y: 27, "font-size": 11, "text-anchor": "middle", fill: "currentColor" },
-        shown(share * top),
-      ),
-    );
-  }
+  figure.prepend(s("rect", { width: 240, height: 10, fill: "#d9c8a9" })); // in place of the image
   return figure;
 }

@@ -1,7 +1,7 @@
 // A map over the image for every head of a layer, or of all layers.
 import { headName, type Context } from "./context";
 import { layerLabel, layerName, type PicturePanel } from "./data";
-import { choice, fill, h } from "./dom";
+import { actionButton, choice, fill, h, hint } from "./dom";
 import { percent, shown } from "./format";
 import { coverOf, placeOf, shareOnScale, thumbnail } from "./patches";
 import type { PictureTokens } from "./picture_tokens";
@@ -89,9 +89,7 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
         ],
         (chosen) => context.set({ tiles: chosen }),
       ),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `The same token in every head, each on its own scale. The number is ` +
           `the share of the weight that is on ${tokens.isSound ? "the sound" : "patches"}.`,
       ),
@@ -109,10 +107,8 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
 
   function tile(layer: number, head: number): HTMLButtonElement {
     const name = headName(context, layer, head);
-    const made = h(
-      "button",
+    const made = actionButton(
       {
-        type: "button",
         class: "tile",
         role: "gridcell",
         title: name,

@@ -1,6 +1,6 @@
 // The tokens that are not patches: the class token, registers, words.
 import type { Context } from "./context";
-import { fill, h, visible } from "./dom";
+import { fill, h, hint, visible } from "./dom";
 import { seconds, shown } from "./format";
 import { byLayer, listedHeads, meanLine } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
@@ -27,12 +27,12 @@ export function pictureWords(
 
   function build() {
     const { text } = context;
-    const hint = h("p", { class: "hint" }, hintOf());
+    const said = hint(hintOf());
     if (!tokens.isCrossed)
-      return fill(element, hint, chips(text.tokens, true, "Tokens that are not patches"));
+      return fill(element, said, chips(text.tokens, true, "Tokens that are not patches"));
     const keys = chips(text.tokens, false, "Other tokens");
     keys?.classList.add("keys");
-    fill(element, hint, chips(text.queries!, true, "Words"), keys);
+    fill(element, said, chips(text.queries!, true, "Words"), keys);
   }
 
   // Runs of patches are one chip; null: there are only patches.

@@ -1,6 +1,6 @@
 // One panel of the pins view: a map of weights or of differences, with words on its sides.
-import { tick } from "./format";
 import { cellGrid } from "./cell_grid";
+import { drawCells, pixelOf } from "./color";
 import { h, s } from "./dom";
 import type { Range } from "./source";
 import { cutName } from "./word_names";
@@ -33,12 +33,11 @@ function cellsOf(
         color: (row, col) => color(values[row * cols + col]),
       }),
     );
-  const canvas = h("canvas", { width: cols, height: rows });
-  const pen = canvas.getContext("2d")!;
-  values.forEach((value, at) => {
-    pen.fillStyle = color(value);
-    pen.fillRect(at % cols, Math.floor(at / cols), 1, 1);
+  const pixels = Uint32Array.from(values, (value) => {
+    const [red, green, blue] = color(value).match(/\d+/g)!.map(Number);
+    return pixelOf(red, green, blue);
   });
+  const canvas = drawCells(h("canvas"), rows, cols, pixels);
   return s("image", {
     width: cols * cell,
     height: rows * cell,
@@ -174,44 +173,4 @@ export function panelOf(
       );
     },
   };
-}
-
-// The legend of differences, from -most (more in B) to +most (more in A).
-export function differenceLegend(color: (value: number) => string, most: number): SVGSVGElement {
-  const [width, steps] = [240, 60];
-  const label = (share: number) => `${share > 0 ? "+" : ""}${tick(share * most)}`;
-  const side = Math.max(20, 4 * label(1).length); // half of the label at the end of the ramp
-  const figure = s("svg", {
-    class: "legend difference",
-    width: width + 2 * side,
-    height: 32,
-    viewBox: `${-side} 0 ${width + 2 * side} 32`,
-    role: "img",
-    "aria-label": "Colors of the difference",
-  });
-  for (let at = 0; at < steps; at++)
-    figure.append(
-      s("rect", {
-        x: (at * width) / steps,
-        y: 0,
-        width: width / steps + 0.5,
-        height: 9,
-        fill: color(most * ((2 * (at + 0.5)) / steps - 1)),
-      }),
-    );
-  for (const share of [-1, -0.5, 0, 0.5, 1])
-    figure.append(
-      s(
-        "text",
-        {
-          x: ((share + 1) * width) / 2,
-          y: 25,
-          "font-size": 11,
-          "text-anchor": "middle",
-          fill: "currentColor",
-        },
-        label(share),
-      ),
-    );
-  return figure;
 }

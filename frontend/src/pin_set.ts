@@ -1,6 +1,6 @@
 // Pins: up to two heads, each of a text and a layer, as a link writes them: "0.5.3,0.2.1".
 import { place as placeOf, type Context } from "./context";
-import { h } from "./dom";
+import { actionButton } from "./dom";
 import type { Place } from "./source";
 
 const nameOf = ({ text, layer, head }: Place) => `${text}.${layer}.${head}`;
@@ -37,10 +37,8 @@ export function pinButton(context: Context): HTMLButtonElement {
   const { state } = context;
   const here = placeOf(context);
   const isThere = isPinned(state.pins, here);
-  return h(
-    "button",
+  return actionButton(
     {
-      type: "button",
       class: "pin-button",
       "aria-pressed": String(isThere),
       title: "Compare heads in the view Compare (p)",

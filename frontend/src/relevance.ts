@@ -1,11 +1,13 @@
 // The relevance of every token for a prediction: its color and its bar, up where it raises the score, down where it lowers it.
-import type { Context } from "./context";
-import { h, joins, s, visible } from "./dom";
+import type { Colors } from "./color";
+import type { Text } from "./data";
+import { h, joins, visible } from "./dom";
 import { exact, shown } from "./format";
+import { legendOf } from "./legend";
 
 const TALL = 34; // pixels of the longest bar
 
-export function relevancePicture({ text, colors }: Context, values: number[]): HTMLElement {
+export function relevancePicture(text: Text, colors: Colors, values: number[]): HTMLElement {
   const most = Math.max(...values.map(Math.abs), 1e-12);
   const [raises, lowers] = [values.some((value) => value > 0), values.some((value) => value < 0)];
   const bar = (value: number, up: boolean) => {
@@ -46,35 +48,14 @@ export function relevancePicture({ text, colors }: Context, values: number[]): H
       { class: "relevance-words", role: "list", "aria-label": "Relevance of each token" },
       ...words,
     ),
-    signedLegend(colors, most),
-  );
-}
-
-// From the strongest orange, -most, over 0 to the strongest blue, +most.
-function signedLegend(colors: Context["colors"], most: number): SVGSVGElement {
-  const [width, parts] = [240, 61];
-  const label = (x: number, said: string, anchor: string) =>
-    s("text", { x, y: 25, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);
-  return s(
-    "svg",
-    {
-      class: "legend",
-      width: width + 180,
-      height: 30,
-      viewBox: `-90 0 ${width + 180} 30`,
-      role: "img",
-      "aria-label": `Relevance from ${shown(-most)}, which lowers the score, to ${shown(most)}, which raises it`,
-    },
-    ...Array.from({ length: parts }, (_, at) =>
-      s("rect", {
-        x: (at * width) / parts,
-        width: width / parts + 0.5,
-        height: 10,
-        fill: colors.signed((2 * at) / (parts - 1) - 1),
-      }),
-    ),
-    label(0, `lowers ${shown(-most)}`, "middle"),
-    label(width / 2, "0", "middle"),
-    label(width, `raises ${shown(most)}`, "middle"),
+    legendOf({
+      said: `Relevance from ${shown(-most)}, which lowers the score, to ${shown(most)}, which raises it`,
+      color: (share) => colors.signed(2 * share - 1),
+      ticks: [
+        [0, `lowers ${shown(-most)}`],
+        [0.5, "0"],
+        [1, `raises ${shown(most)}`],
+      ],
+    }),
   );
 }

@@ -1,8 +1,9 @@
 // The row of the frame that all views share: the switch of the color scale of weights, and its legend.
 import { changeDetector } from "./changes";
-import { legend, scaleOf, SCALES } from "./color";
+import { scaleOf, SCALES } from "./color";
 import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
+import { weightLegend } from "./legend";
 
 export interface ScaleRow {
   element: HTMLElement;
@@ -25,7 +26,7 @@ export function scaleRow(context: Context): ScaleRow {
       element,
       h("span", { class: "scale-name" }, "Weight"),
       segments("Color scale of weights", state.scale, SCALES, (scale) => context.set({ scale })),
-      isPicture ? null : legend(colors, colors.scale, "weight"),
+      isPicture ? null : weightLegend(colors, colors.scale),
     );
   }
   return {

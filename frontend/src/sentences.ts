@@ -1,5 +1,6 @@
 // The sentences of a pair of texts, and which pairs of them a view shows.
 import type { Context } from "./context";
+import { choice } from "./dom";
 
 // The ends of the sentences of a pair: after every special token except the first.
 export function sentences(tokens: string[], special: number[]): number[] {
@@ -9,6 +10,20 @@ export function sentences(tokens: string[], special: number[]): number[] {
 
 export const isPair = ({ text }: Context) =>
   text.queries === null && sentences(text.tokens, text.special).length > 1;
+
+export const pairChoice = ({ state, set }: Context) =>
+  choice(
+    "Sentences",
+    state.pairs,
+    [
+      ["all", "all"],
+      ["AA", "A → A"],
+      ["AB", "A → B"],
+      ["BA", "B → A"],
+      ["BB", "B → B"],
+    ],
+    (pairs) => set({ pairs }),
+  );
 
 // Whether a link from query i to key j is between the chosen sentences.
 export function isShown({ state, text }: Context, i: number, j: number): boolean {

@@ -1,6 +1,6 @@
 // The small map of one head, and tiles for the heads of a layer, as strips, tiles and tables show them.
 import { changeDetector } from "./changes";
-import { paint } from "./color";
+import { drawCells } from "./color";
 import type { Context } from "./context";
 import { bytes, weightOf } from "./data";
 import { h } from "./dom";
@@ -12,14 +12,13 @@ export function smallMap(
 ): HTMLCanvasElement {
   const [rows, cols] = text.layers[layer].small;
   const canvas = h("canvas", { "aria-hidden": "true", class: rows < 40 ? "crisp" : "" });
-  paint(
+  const weights = Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf);
+  return drawCells(
     canvas,
-    colors,
-    Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf),
     rows,
     cols,
+    Uint32Array.from(weights, (weight) => colors.cell(weight)),
   );
-  return canvas;
 }
 
 // Fills a box with a tile for each head of the layer, once for each layer and its colors.

@@ -370,6 +370,7 @@ export type Ask = (path: string, signal?: AbortSignal, body?: object) => Promise
 export class Live implements Source {
   private texts = new Cache<Promise<Text>>(1000);
   private lines = new Cache<Promise<Float32Array[]>>(200);
+  private steps = new Map<string, number>(); // the last line of each layer that was asked for
   private constructor(
     public common: Common,
     public titles: string[],
@@ -417,11 +418,28 @@ export class Live implements Source {
       );
     });
   }
+  // After a step from word to word, the line of the next word in this direction is fetched too.
+  private line(kind: string, t: number, layer: number, at: number) {
+    const name = `${kind}/${t}/${layer}`;
+    const next = 2 * at - (this.steps.get(name) ?? at);
+    this.steps.set(name, at);
+    const found = this.cut(`${name}/${at}`, t, layer);
+    if (Math.abs(next - at) === 1)
+      void Promise.all([this.text(t), found]).then(
+        ([text]) => {
+          const { length } = kind === "rows" ? queriesOf(text) : text.tokens;
+          if (next >= 0 && next < length)
+            this.cut(`${name}/${next}`, t, layer).catch(() => undefined);
+        },
+        () => undefined,
+      );
+    return found;
+  }
   rows(t: number, layer: number, query: number) {
-    return this.cut(`rows/${t}/${layer}/${query}`, t, layer);
+    return this.line("rows", t, layer, query);
   }
   columns(t: number, layer: number, key: number) {
-    return this.cut(`columns/${t}/${layer}/${key}`, t, layer);
+    return this.line("columns", t, layer, key);
   }
   window(t: number, layer: number, rows: Range, cols: Range) {
     if (Math.max(rows[1] - rows[0], cols[1] - cols[0]) > WINDOW)

@@ -16,9 +16,10 @@ export interface State {
   pool: string; // mean, max
   scale: string; // linear, sqrt, log: of the colors of weights in all views
   color: string; // the statistic of the overview
+  grid: string; // of the overview: maps, lines
   depth: number; // of the overview: the layer whose arcs are drawn; -1: the links of the sentence
   sort: string; // layer, or down by the statistic
-  way: string; // of the text view: words, heads, model
+  way: string; // of the words of a head: words, lines
   why: string; // yes: below the words of a head, why the weight is what it is
   heads: string; // one, layer, all, or heads with commas: "5.3,2.1" (layer.head), "0,2" of the layer
   side: string; // out, in, both
@@ -54,6 +55,7 @@ export const START: State = {
   pool: "mean",
   scale: "sqrt",
   color: "weights",
+  grid: "maps",
   depth: -1,
   sort: "layer",
   way: "words",
@@ -79,7 +81,17 @@ export const START: State = {
 };
 
 // Views of earlier pages, whose links lead to the same place.
-export const MOVED: Record<string, Partial<State>> = { pins: { view: "compare", pair: "heads" } };
+export const MOVED: Record<string, Partial<State>> = {
+  map: { view: "head" },
+  pins: { view: "compare", pair: "heads" },
+  text: { view: "head" },
+};
+// Ways of the view Text of earlier pages.
+const MOVED_WAYS: Record<string, Partial<State>> = {
+  heads: { way: "lines" },
+  model: { way: "words", view: "overview", grid: "lines" },
+  neurons: { way: "words", why: "yes" },
+};
 
 // Only values that differ from START, so that links stay short; and the head and the query, which a text begins with.
 const ALWAYS = ["layer", "head", "query"];
@@ -102,7 +114,5 @@ export function fromLink(hash: string): Partial<State> | null {
     if (typeof known === "number" && Number.isFinite(Number(value))) found[name] = Number(value);
     else if (typeof known === "string" && name !== "view") found[name] = value;
   }
-  if (found.way !== "neurons") return found as Partial<State>;
-  const { way: _, ...left } = found; // a mode of the text on earlier pages
-  return { ...left, view: "map", why: "yes" };
+  return { ...found, ...MOVED_WAYS[found.way as string] } as Partial<State>;
 }

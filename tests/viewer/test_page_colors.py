@@ -90,12 +90,12 @@ def test_colors_of_every_view_are_those_of_the_weights(browser, address, texts):
             go(page, address, f"overview?scale={kind}")
             close(thumbnail(page, 1, 2)[0], colors_of(stored(short[1].dense()[0, 2]), kind, LENGTH))
 
-            go(page, address, f"map?layer=1&head=2&scale={kind}")
+            go(page, address, f"head?layer=1&head=2&scale={kind}")
             settled(page)
             pairs = [(i, j) for i in range(0, LENGTH, 3) for j in range(LENGTH)]
             close(cells_of_map(page, pairs), colors_of([short[1][0, 2, i, j].item() for i, j in pairs], kind, LENGTH))
 
-            go(page, address, f"text?layer=1&head=2&query=9&side=out&scale={kind}")
+            go(page, address, f"head?layer=1&head=2&query=9&side=out&scale={kind}")
             until(page, "document.querySelector('.looks')?.textContent.startsWith('it ')")
             words = page.locator(".words [role=option]").evaluate_all("all => all.map((one) => one.style.background)")
             close([rgb(color) for color in words], colors_of(short[1][0, 2, 9], kind, LENGTH))
@@ -132,7 +132,7 @@ def test_only_an_exact_zero_has_the_color_of_zero(browser, kind, tmp_path):
     with opened(browser, f"{page_file}#overview?scale={kind}") as page:
         small = thumbnail(page, 0, 1)[0]
         assert (((small == zero).all(-1)) == (exact == 0).numpy()).all()
-        go(page, page_file, f"map?layer=0&head=1&scale={kind}")
+        go(page, page_file, f"head?layer=0&head=1&scale={kind}")
         settled(page)
         pairs = [(i, j) for i in range(1, LENGTH, 2) for j in range(LENGTH)]
         drawn = np.array(cells_of_map(page, pairs))
@@ -142,7 +142,7 @@ def test_only_an_exact_zero_has_the_color_of_zero(browser, kind, tmp_path):
 def test_the_dark_theme_turns_the_ramp(browser, file, texts):
     row = texts["short"].maps[1][0, 2, 9]
     for scheme in ("dark", "light"):
-        with opened(browser, file + "#text?layer=1&head=2&query=9", color_scheme=scheme) as page:
+        with opened(browser, file + "#head?layer=1&head=2&query=9", color_scheme=scheme) as page:
             until(page, "document.querySelector('.looks')?.textContent.startsWith('it ')")
             words = page.locator(".words [role=option]").evaluate_all(
                 "all => all.map((one) => [getComputedStyle(one).backgroundColor, getComputedStyle(one).color])"
@@ -161,7 +161,7 @@ def legend(page):
 
 
 def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
-    views = ["overview", "map", "text", "alignment", "statistics"]
+    views = ["overview", "head", "alignment", "statistics"]
     with opened(browser, file) as page:
         for kind in KINDS:
             page.get_by_role("button", name=KINDS[kind], exact=True).click()
@@ -178,7 +178,7 @@ def test_the_legend_is_that_of_the_switch_in_every_view(browser, file):
             "those of the text, as in Text and in a map of single weights"
         )
         page.set_viewport_size({"width": 700, "height": 420})
-        go(page, file, "map?text=1")
+        go(page, file, "head?text=1")
         level = int(settled(page).get_attribute("data-level"))
         assert level in (1, 2) and legend(page)[-1] == f"equal weights: 1/{300 >> level} each"
 
@@ -207,7 +207,7 @@ def test_statistics_go_from_their_lowest_to_their_highest_value(browser, file, t
     expected = ramp(np.maximum((values - values.min()) / np.ptp(values), 0.004)).reshape(-1, 3)
     with opened(browser, file + "#statistics?color=entropy") as page:
         chart = page.locator("figure", has_text=re.compile(r"Map of .*entropy")).first
-        low, name, high = chart.locator(".legend text").all_text_contents()
+        low, high, name = chart.locator(".legend text").all_text_contents()
         assert (float(low), float(high)) == (round(values.min(), 3), round(values.max(), 3)) and "entropy" in name
         cells = chart.locator(".cells").first.locator("rect")
         close([rgb(fill) for fill in cells.evaluate_all("all => all.map((one) => one.getAttribute('fill'))")], expected)

@@ -36,7 +36,7 @@ def test_a_corpus_shows_the_examples_of_the_chosen_head(browser, corpus, tmp_pat
         assert box.locator("h3").inner_text() == "Strongest examples in 1,200 documents"
         assert box.locator("li").inner_text() == f"a {HOSTILE[0]} … b c 0.500 document 8"
         assert (box.locator(".from").inner_text(), box.locator(".to").inner_text()) == ("b", HOSTILE[0])
-        page.goto(f"{file}#text?layer=1&head=2")
+        page.goto(f"{file}#head?layer=1&head=2")
         until(page, "document.querySelector('.about .examples')?.innerText.includes('None between two words')")
 
 
@@ -78,7 +78,7 @@ def _opens_each(browser, address, words, links, order):
         for place in range(2):
             page.goto(f"{address}#overview?layer=1&head=2")
             page.locator(".examples li a").nth(place).click()
-            until(page, "location.hash.startsWith('#text')")
+            until(page, "location.hash.startsWith('#head')")
             query, key, _ = links[order[place]]
             asked = parse_qs(page.evaluate("location.hash").split("?")[1])
             given = [int(asked.get(name, ["0"])[0]) for name in ("text", "layer", "head", "query", "key")]

@@ -23,7 +23,7 @@ def test_a_server_that_ended_is_told_of_in_words(browser, texts):
     context = browser.new_context()
     page, asked = context.new_page(), []
     with served([texts["short"]]) as address:
-        page.goto(address + "#map")
+        page.goto(address + "#head")
         page.wait_for_selector(".map-box[data-waiting]")
         settled(page)
     page.route("**/ask/**", lambda route: (asked.append(route), route.abort()))
@@ -32,7 +32,6 @@ def test_a_server_that_ended_is_told_of_in_words(browser, texts):
     page.wait_for_timeout(300)  # nothing is to happen: time for a second request, without a condition
     urls = [route.request.url for route in asked]
     assert len(urls) == len(set(urls)) == 2, "one failure, one request: of the row of the words, and of the map"
-    page.keyboard.press("3")
     until(page, "document.querySelector('.notice').textContent.includes('Start regard view again')")
     context.close()
 
@@ -42,7 +41,7 @@ def test_rows_that_failed_are_asked_for_again(browser, texts):
         context = browser.new_context()
         page = context.new_page()
         page.route("**/ask/rows/**", lambda route: route.abort())
-        page.goto(address + "#text")
+        page.goto(address + "#head")
         until(page, "document.querySelector('.notice')?.hidden === false")
         page.unroute("**/ask/rows/**")
         page.locator(".words [role=option]").nth(3).click()
@@ -60,16 +59,16 @@ def cells(tmp_path_factory):
         return write_page(tmp_path_factory.mktemp("cells") / "index.html", [text]).as_uri()
 
 
-@pytest.mark.parametrize("link", ["text", "text?way=heads", "text?way=model", "alignment"])
+@pytest.mark.parametrize("link", ["head", "head?way=lines", "overview?grid=lines", "alignment"])
 def test_means_of_cells_are_not_told_as_weights_of_words(browser, cells, link):
     with opened(browser, f"{cells}#{link}") as page:
         until(page, "document.querySelector('.means')?.textContent.includes('the mean of a cell')")
-        if link == "text":
+        if link == "head":
             until(page, "document.querySelector('.looks').textContent.includes('not weights of single words')")
 
 
 def test_single_weights_are_told_without_that_note(browser, address):
-    with opened(browser, f"{address}#text") as page:
+    with opened(browser, f"{address}#head") as page:
         until(page, "document.querySelector('.looks').textContent.includes('attends to')")
         assert page.locator(".means").count() == 0 and "means" not in page.locator(".looks").inner_text()
 
@@ -77,7 +76,7 @@ def test_single_weights_are_told_without_that_note(browser, address):
 def test_the_head_view_draws_one_line_for_a_mean(browser, server, texts):
     """Two layers of three heads: the mean of all is one line a pair, and as thick as the API says."""
     mean = torch.cat([weights.dense()[0] for weights in texts["short"].maps]).mean(0)
-    with opened(browser, f"{server}#text?way=heads&heads=all") as page:
+    with opened(browser, f"{server}#head?way=lines&heads=all") as page:
         expected = int((mean >= 0.03).sum())
         until(page, f"document.querySelectorAll('.lines line').length === {expected}")
         widths = page.locator(".lines line[data-query='2']").evaluate_all(
@@ -90,7 +89,7 @@ def test_the_head_view_draws_one_line_for_a_mean(browser, server, texts):
 def test_the_head_view_tells_of_weight_that_it_does_not_draw(browser, server, texts):
     weights = texts["long"].maps[0].dense()[0, 0, 299]
     outside = float(weights[: 300 - 56].sum())
-    with opened(browser, f"{server}#text?text=1&way=heads&head=0&query=299") as page:
+    with opened(browser, f"{server}#head?text=1&way=lines&head=0&query=299") as page:
         until(page, "document.querySelector('.beyond')?.textContent.includes('not drawn')")
         said = page.locator(".beyond").inner_text()
         assert int(said.split(" %")[0]) == round(100 * outside)
@@ -98,7 +97,7 @@ def test_the_head_view_tells_of_weight_that_it_does_not_draw(browser, server, te
 
 
 def test_here_follows_go_to_under_a_resting_mouse(browser, file):
-    with opened(browser, file + "#map") as page:
+    with opened(browser, file + "#head") as page:
         box = settled(page).bounding_box()
         page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 3)
         page.get_by_label("Jump to a token").fill("2,5")
@@ -122,7 +121,7 @@ LABELS_RUN = """(() => {
 
 @pytest.mark.parametrize("pair", ["2,1", "250,298", "298,3"])
 def test_going_to_an_edge_leaves_no_part_of_the_frame_empty(browser, file, pair):
-    with opened(browser, file + "#map?text=1") as page:
+    with opened(browser, file + "#head?text=1") as page:
         settled(page)
         page.get_by_label("Jump to a token").fill(pair)
         page.get_by_label("Jump to a token").press("Enter")
@@ -132,14 +131,14 @@ def test_going_to_an_edge_leaves_no_part_of_the_frame_empty(browser, file, pair)
 
 def test_neurons_of_a_late_query_name_it(browser, tmp_path):
     long = Sheet.of(reading(title="Late", length=2_300, layers=1, heads=1, width=2))
-    with served([long]) as address, opened(browser, f"{address}#map?why=yes&query=2250") as page:
+    with served([long]) as address, opened(browser, f"{address}#head?why=yes&query=2250") as page:
         page.wait_for_selector(".neurons")
         assert page.locator(".neurons text").first.text_content().endswith(" t2250")
 
 
 def test_a_translation_has_one_direction(browser, file):
     """What attends to a word of the target is no question: nothing attends to it here."""
-    with opened(browser, file + "#text?text=3&side=in&query=1") as page:
+    with opened(browser, file + "#head?text=3&side=in&query=1") as page:
         until(page, "document.querySelector('.looks').textContent.startsWith('house (token 1) attends to')")
         assert page.get_by_role("group", name="Direction").count() == 0
 
@@ -161,14 +160,14 @@ NOTICE = "document.querySelector('.notice')?.hidden === false && document.queryS
 @pytest.mark.parametrize(
     ("link", "named", "mended"),
     [
-        ("map?layer=9&head=1&query=2", ["layer 9", "0 to 1"], "#map?layer=1&head=1&query=2"),
-        ("map?layer=1&head=40&query=2", ["head 40", "0 to 2"], "#map?layer=1&head=2&query=2"),
+        ("head?layer=9&head=1&query=2", ["layer 9", "0 to 1"], "#head?layer=1&head=1&query=2"),
+        ("head?layer=1&head=40&query=2", ["head 40", "0 to 2"], "#head?layer=1&head=2&query=2"),
         (
-            "text?layer=0&head=1&query=99&key=77",
+            "head?layer=0&head=1&query=99&key=77",
             ["query 99", "key 77", "0 to 14"],
-            "#text?layer=0&head=1&query=14&key=14",
+            "#head?layer=0&head=1&query=14&key=14",
         ),
-        ("text?layer=zero&head=1&query=3", ["layer zero"], None),
+        ("head?layer=zero&head=1&query=3", ["layer zero"], None),
         ("mapp?layer=1&head=2&query=3", ["a view “mapp”"], "#overview?layer=1&head=2&query=3"),
         ("compare?layer=1&head=2&query=3&text=9", ["text 9", "0 to 4"], None),
         ("picture?layer=1&head=2&query=3", ["a view “picture”"], "#overview?layer=1&head=2&query=3"),
@@ -183,7 +182,7 @@ def test_a_link_to_what_is_not_there_is_told_and_mended(browser, address, link, 
         assert page.url != f"{address}#{link}" and (mended is None or page.url == address + mended)
         page.keyboard.press("]")
         until(page, "document.querySelector('.notice').hidden")
-        page.goto(f"{address}#map?layer=1&head=2&query=3")
+        page.goto(f"{address}#head?layer=1&head=2&query=3")
         settled(page)
         assert page.evaluate("document.querySelector('.notice').hidden"), "a good link is not told of"
         page.evaluate(f"location.hash = {f'#{link}'!r}")

@@ -50,7 +50,7 @@ def printed(page):
 @pytest.mark.parametrize("address", ["file", "server"])
 def test_a_figure_has_its_size_its_words_and_the_weights_of_the_maps(browser, address, request):
     maps = [weights.dense()[0].numpy() for weights in reading(title="Short").maps.values()]
-    link = "#map?figure=words%2Cmap%2Cheads&layer=1&head=2&query=9&scale=linear"
+    link = "#head?figure=words%2Cmap%2Cheads&layer=1&head=2&query=9&scale=linear"
     with opened(browser, request.getfixturevalue(address) + link) as page:
         svg = drawn(page)
         assert re.search(r'<svg[^>]* width="85mm" height="[\d.]+mm" viewBox="0 0 240.94 ', svg)
@@ -111,7 +111,7 @@ def test_files_have_the_size_of_the_figure(browser, file):
 
 
 def test_every_letter_survives_in_svg_and_pdf(browser, file):
-    with opened(browser, file + "#map?text=2&figure=map&width=17") as page:
+    with opened(browser, file + "#head?text=2&figure=map&width=17") as page:
         words = words_of(drawn(page))
         assert {"שלום", "مرحبا", "👩‍👩‍👧", "é", "<!--"} <= set(words)
         assert words.count("ZWSP") == 2 and len(HOSTILE + UNUSUAL) == 16
@@ -126,11 +126,14 @@ def test_every_letter_survives_in_svg_and_pdf(browser, file):
 @pytest.mark.parametrize("address", ["file", "server"])
 def test_the_print_of_a_view_is_its_figure(browser, address, request):
     """By the key, which waits for the weights. By the menu of the browser at once, in a file, which has them."""
-    with opened(browser, request.getfixturevalue(address) + "#text?query=9", color_scheme="dark") as page:
+    with opened(browser, request.getfixturevalue(address) + "#head?query=9", color_scheme="dark") as page:
         page.evaluate("window.print = () => { window.seen = document.querySelectorAll('.figure-print > svg').length }")
         page.keyboard.press("Control+p")
         until(page, "window.seen === 1")
-        assert "What “it” attends to" in words_of(page.locator(".figure-print").inner_html())
+        said = words_of(page.locator(".figure-print").inner_html())
+        assert "a\u2002What “it” attends to" in said and any(each.startswith("b\u2002") for each in said), (
+            "words and map"
+        )
         page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert page.locator(".figure-print").count() == 0
         if address == "file":
@@ -138,7 +141,7 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
             assert content.count(b"/Type /Page\n") == 1
             text = pdf_text(content)
             assert text is None or ("attends to" in text and "Overview" not in text)
-        page.keyboard.press("6")  # a view without a figure prints in the light theme
+        page.keyboard.press("4")  # a view without a figure prints in the light theme
         page.wait_for_selector(".view-compare")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         assert page.locator(".regard").get_attribute("data-theme") == "light"
@@ -163,7 +166,7 @@ def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):
 
 def test_there_is_one_export(browser, file):
     """The figure sheet writes every file. A second export stood beside each chart, with other colors and no caption."""
-    for view in ("overview", "map", "text", "statistics?text=4"):
+    for view in ("overview", "head", "statistics?text=4"):
         with opened(browser, f"{file}#{view}") as page:
             painted(page)
             names = page.locator("main button").all_inner_texts()
@@ -177,7 +180,7 @@ def test_a_figure_of_several_panels_fits_a_page_and_its_heads_are_vectors(browse
     title = "A sentence about animals and about incomprehensibilities"
     text = reading([f"word{n}" for n in range(40)], title=title, heads=4, layers=3)
     file = write_page(tmp_path / "tall.html", [Sheet.of(text)]).as_uri()
-    with opened(browser, f"{file}#map?figure=words%2Cmap%2Cheads%2Cstatistics&width={width}") as page:
+    with opened(browser, f"{file}#head?figure=words%2Cmap%2Cheads%2Cstatistics&width={width}") as page:
         until(page, "document.querySelectorAll('.figure-paper [data-panel]').length === 4")
         svg = ET.fromstring(drawn(page))
         assert float(svg.get("height").removesuffix("mm")) <= 247

@@ -84,7 +84,7 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
 
 def test_a_word_of_the_sentence_opens_it_in_the_text_of_the_drawn_head(browser, file, texts):
     lead = texts["short"].about["lead"]
-    opens = "state => document.querySelector('.words') !== null && location.hash.startsWith('#text') && state.every("
+    opens = "state => document.querySelector('.words') !== null && location.hash.startsWith('#head') && state.every("
     opens += "([name, value]) => Number(new URLSearchParams(location.hash.split('?')[1]).get(name) ?? 0) === value)"
     head = [["layer", lead["layer"]], ["head", lead["head"]]]
     with opened(browser, file) as page:
@@ -124,10 +124,10 @@ def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sin
         page.locator(".card-sink").click()
         assert page.url.endswith(href), "a click shows what the link says"
         until(page, "document.querySelector('.looks')?.textContent.includes('receives attention from')")
-        assert "#text?" in page.url and "side=in" in page.url and "mean of all heads" in plain(page, ".looks")
+        assert "#head?" in page.url and "side=in" in page.url and "mean of all heads" in plain(page, ".looks")
         page.go_back()
         page.wait_for_selector(".cards")
-        assert page.locator(".card-sink").get_attribute("href").startswith("#text?")
+        assert page.locator(".card-sink").get_attribute("href").startswith("#head?")
 
 
 def test_a_key_press_in_the_grid_changes_two_buttons(browser, sink):
@@ -215,7 +215,7 @@ def test_a_translation_opens_on_its_alignment_and_a_generation_on_its_words(brow
         page.wait_for_selector(".words [role=option]")
         page.get_by_label("Text", exact=True).select_option("2")
         page.wait_for_selector(".lead-sentence")
-        page.keyboard.press("5")
+        page.keyboard.press("3")
         page.get_by_label("Text", exact=True).select_option("0")
         assert "#statistics" in page.url, "a view that was chosen stays"
 

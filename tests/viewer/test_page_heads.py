@@ -39,7 +39,7 @@ def away(page):
 
 def test_toggled_heads_are_the_mean_of_the_api(browser, address, texts):
     sheet = texts["short"]
-    with opened(browser, address + "#text?layer=0&head=1&query=9&key=3&heads=0.1,1.2") as page:
+    with opened(browser, address + "#head?layer=0&head=1&query=9&key=3&heads=0.1,1.2") as page:
         assert pair_weight(page) == pytest.approx(float(mean_of(sheet, CHOSEN)[9, 3]), rel=2e-5)
         tiles = page.locator(".head-tile")
         assert tiles.count() == 3 and page.locator(".picked").inner_text().startswith("L1.H2")
@@ -59,13 +59,32 @@ def test_toggled_heads_are_the_mean_of_the_api(browser, address, texts):
         best = int(row.argmax())
         assert f"attends to {WORDS[best]} {float(row[best]):.3f}" in page.locator(".looks").inner_text()
         away(page)
+        page.locator(".head-words .words").focus()
         page.keyboard.press("Shift+ArrowRight")
         until(page, "document.querySelector('.chosen-pair').textContent.includes(' 4: ')")
         assert pair_weight(page) == pytest.approx(float(mean_of(sheet, more)[9, 4]), rel=2e-5)
 
 
+def test_a_click_on_a_tile_goes_to_its_head_and_among_several_chooses_it(browser, address):
+    with opened(browser, address + "#head?layer=0&head=1&query=9") as page:
+        tiles, title = page.locator(".head-tile"), page.locator("h1 b")
+        pressed = f"{CHOSEN_TILES}.map((one) => one.dataset.place ?? one.textContent).join()"
+        tiles.nth(2).click()
+        assert title.inner_text() == "Layer 0, head 2" and page.evaluate(pressed) == "0.2"
+        tiles.nth(0).click(modifiers=["Shift"])
+        assert title.inner_text() == "Layer 0, head 0" and page.evaluate(pressed) == "0.0,0.2"
+        tiles.nth(1).click()
+        assert page.evaluate(pressed) == "0.0,0.1,0.2" and "heads=0.2%2C0.0%2C0.1" in page.url
+        tiles.nth(1).click()
+        assert page.evaluate(pressed) == "0.0,0.2"
+        page.get_by_label("Heads", exact=True).select_option("one")
+        page.get_by_label("Heads", exact=True).select_option("set")  # by touch there is no Shift
+        tiles.nth(0).click()
+        assert page.evaluate(pressed) == "0.0,0.1" and page.locator(".head-map").is_visible()
+
+
 def test_old_links_of_heads_name_heads_of_their_layer(browser, file, texts):
-    with opened(browser, file + "#text?layer=1&head=0&query=9&key=3&heads=0,2") as page:
+    with opened(browser, file + "#head?layer=1&head=0&query=9&key=3&heads=0,2") as page:
         expected = mean_of(texts["short"], [(1, 0), (1, 2)])[9, 3]
         assert pair_weight(page) == pytest.approx(float(expected), rel=2e-5)
 
@@ -73,7 +92,7 @@ def test_old_links_of_heads_name_heads_of_their_layer(browser, file, texts):
 def test_the_head_view_draws_each_chosen_head_in_its_color(browser, address, texts):
     maps = [texts["short"].maps[layer].dense()[0, head] for layer, head in CHOSEN]
     counts = sorted(int((weights >= 0.03).sum()) for weights in maps)
-    with opened(browser, address + "#text?way=heads&heads=0.1,1.2") as page:
+    with opened(browser, address + "#head?way=lines&heads=0.1,1.2") as page:
         until(page, f"document.querySelectorAll('.lines line').length === {sum(counts)}")
         lines = page.locator(".lines line").evaluate_all(LINES_DRAWN)
         colors = sorted({color for color, *_ in lines})
@@ -87,7 +106,7 @@ def test_the_head_view_draws_each_chosen_head_in_its_color(browser, address, tex
 
 
 def test_the_model_view_draws_the_weights_of_every_head(browser, address, texts):
-    with opened(browser, address + "#text?way=model&layer=0&head=0", color_scheme="light") as page:
+    with opened(browser, address + "#overview?grid=lines&layer=0&head=0", color_scheme="light") as page:
         for layer, weights in enumerate(texts["short"].maps):
             for head, values in enumerate(weights.dense()[0]):
                 cell = f".cell[data-place='{layer}.{head}']"
@@ -128,7 +147,7 @@ OVER_WORDS = """() => { document.querySelectorAll('.arcs').forEach((one) => { on
 def test_arcs_of_a_wrapped_text_pass_between_its_lines_and_behind_its_words(browser, file):
     with opened(browser, file, width=390) as page:
         for link in ("text=0&query=9", "text=0&side=in&query=0", "text=3&query=1"):
-            page.goto(f"{file}#text?{link}")
+            page.goto(f"{file}#head?{link}")
             until(page, "document.querySelectorAll('.arcs path').length > 0")
             page.locator(".arcs").scroll_into_view_if_needed()
             assert page.evaluate(OVER_WORDS) == 0, link
@@ -139,7 +158,7 @@ def test_no_arc_leaves_its_box(browser, file, width):
     links = ["text=0&side=in&query=9", "text=0&query=0", "text=1&query=299&heads=layer", "text=3&query=1"]
     with opened(browser, file, width=width) as page:
         for link in links:
-            page.goto(f"{file}#text?{link}")
+            page.goto(f"{file}#head?{link}")
             until(page, "document.querySelectorAll('.arcs path').length > 0")
             assert page.evaluate(OUTSIDE) == 0, link
             page.evaluate("document.querySelector('.words').scrollTop = 150")
@@ -153,11 +172,11 @@ def numbers(page):
 
 def test_pins_show_two_heads_and_their_difference(browser, address, texts):
     a, b = (texts["short"].maps[layer].dense()[0, head] for layer, head in CHOSEN)
-    with opened(browser, address + "#map?layer=0&head=1&query=9&key=3") as page:
+    with opened(browser, address + "#head?layer=0&head=1&query=9&key=3") as page:
         settled(page)
         page.keyboard.press("p")
         page.keyboard.press("]")
-        page.locator(".head-strip button").nth(0).click()
+        page.locator(".head-tile").nth(0).click()
         page.goto(address + "#pins?pins=0.0.1,0.1.2&query=9&key=3")
         for _ in range(2):
             page.wait_for_selector(".pin-readout output")
@@ -171,7 +190,7 @@ def test_pins_show_two_heads_and_their_difference(browser, address, texts):
         assert numbers(page) == pytest.approx([float(a[8, 4]), float(b[8, 4]), float(a[8, 4] - b[8, 4])], rel=1e-4)
         moved = 100 * float((a - b).abs().sum(-1).mean() / 2)
         assert float(page.locator(".moved output").inner_text().split()[0]) == pytest.approx(moved, abs=0.51)
-        assert page.locator(".pin-key svg").count() >= 1 and page.locator(".pin-key svg.difference").count() == 1
+        assert page.locator(".pin-key svg").count() >= 1 and page.locator(".pin-key .legend").count() == 1
         bounds = page.locator(".pin-map").nth(2).bounding_box()
         page.mouse.move(bounds["x"] + bounds["width"] * 0.8, bounds["y"] + bounds["height"] * 0.8)
         said = re.search(r" (\d+) → .* (\d+): ", page.locator(".pin-readout").inner_text())
@@ -198,10 +217,10 @@ def test_pins_of_two_texts_have_a_difference_if_they_are_as_long(browser, file, 
     with opened(browser, file + "#compare?pair=heads&pins=0.0.1,4.1.2&query=9&key=3") as page:
         page.wait_for_selector(".pin-readout output")
         assert numbers(page) == pytest.approx([float(a), float(b), float(a - b)], rel=1e-4)
-        assert page.locator("svg.legend.difference").count() == 1
+        assert page.locator(".pin-key .legend").count() == 1
         page.goto(file + "#compare?pair=heads&pins=0.0.1,0.0.1&query=9&key=3")
         until(page, "document.querySelector('.pin-key')?.textContent.includes('every difference is 0')")
-        assert page.locator("svg.legend.difference").count() == 0
+        assert page.locator(".pin-key .legend").count() == 0
         page.goto(file + "#compare?pair=heads&pins=0.0.1,1.0.1&query=9&key=3")
         page.wait_for_selector(".no-difference")
         assert page.locator(".pin-map").count() == 2 and len(numbers(page)) == 2
@@ -228,19 +247,19 @@ def test_each_number_of_a_pin_has_the_words_of_its_own_text(browser, texts, tmp_
         assert numbers(page) == pytest.approx([a], rel=1e-4)
 
 
-def test_the_strip_and_the_words_on_the_axes_of_the_map(browser, file):
-    with opened(browser, file + "#map?layer=1&head=0") as page:
+def test_the_tiles_and_the_words_on_the_axes_of_the_map(browser, file):
+    with opened(browser, file + "#head?layer=1&head=0") as page:
         settled(page)
         labels = page.locator(".labels text").all_text_contents()
         assert sum(label.startswith("the (1)") for label in labels) == sum("the (2)" in label for label in labels) == 2
         assert any("← attends" in label for label in labels) and any("is attended to →" in label for label in labels)
-        strip = page.locator(".head-strip button")
+        strip = page.locator(".head-tile")
         assert strip.count() == 3
         strip.nth(2).click()
         assert page.locator("h1 b").inner_text() == "Layer 1, head 2"
         page.keyboard.press("ArrowUp")
         assert page.locator("h1 b").inner_text() == "Layer 1, head 1"
-        assert page.locator(".head-strip [aria-pressed=true]").get_attribute("data-head") == "1"
+        assert page.locator(".head-tile[aria-pressed=true]").get_attribute("data-place") == "1.1"
         page.get_by_label("Jump to a token").fill("the (2)")
         page.keyboard.press("Enter")
         until(page, f"location.hash.includes('query={[at for at, word in enumerate(WORDS) if word == 'the'][1]}')")
@@ -303,9 +322,13 @@ def test_all_heads_of_a_long_text_do_not_freeze_the_page(browser, tmp_path):
             "() => { window.longest = 0; new PerformanceObserver((list) => { for (const one of list.getEntries())"
             " window.longest = Math.max(window.longest, one.duration); }).observe({ type: 'longtask' }); }"
         )
-        for link, kind in (("way=heads&heads=all", ".lines text"), ("way=model", "path"), ("heads=all", ".words span")):
-            page.goto(f"{path}#text?{link}")
-            until(page, f"document.querySelectorAll('.view-text {kind}').length > 20")
+        for link, kind in (
+            ("head?way=lines&heads=all", ".lines text"),
+            ("overview?grid=lines", "path"),
+            ("head?heads=all", ".words span"),
+        ):
+            page.goto(f"{path}#{link}")
+            until(page, f"document.querySelectorAll('.view {kind}').length > 20")
             idle(page)
         loop = page.evaluate(
             "() => { const began = performance.now(); let x = 0;"

@@ -53,9 +53,9 @@ def test_a_text_is_typed_on_the_overview_and_shown_there(browser):
 def test_a_changed_word_is_read_and_both_texts_stand_side_by_side(browser):
     with (
         served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,
-        opened(browser, f"{address}#text?query=8&layer=0&head=0") as page,
+        opened(browser, f"{address}#head?query=8&layer=0&head=0") as page,
     ):
-        page.get_by_role("button", name="Type another text").click()
+        page.get_by_role("link", name="What if").click()
         page.locator(".changeable button", has_text="tired").click()
         page.locator(".changeable input").fill("wide")
         page.keyboard.press("Enter")
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_said_in_words_and_reading_can_be_stopped(browser
 
     with served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address:
         page = browser.new_page()
-        page.goto(f"{address}#compare")
+        page.goto(f"{address}#whatif")
         for text, words in (
             ("", "The text is empty"),
             ("a mistake", "ValueError: no such text"),
@@ -128,10 +128,11 @@ def test_a_long_text_is_refused_in_words_before_it_is_sent(browser):
     asked, long = [], "word " * 5000
     with (
         served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read)) as address,
-        opened(browser, f"{address}#compare") as page,
+        opened(browser, f"{address}#whatif") as page,
     ):
         page.wait_for_selector(".compare .pair .hint")
-        assert page.locator(".compare .pair .hint").inner_text().startswith("Type a text above and press Read it")
+        assert page.locator(".compare .pair .hint").inner_text() == "The answer stands here, beside the text."
+        assert page.locator(".compare .words span").all_inner_texts() == SENTENCE.split()
         assert page.locator(".typed .hint").first.inner_text().startswith("Click a word of the first text to change it")
         page.on("request", lambda request: asked.append(request.url))
         page.locator(".typed-text").fill(long)
@@ -147,7 +148,7 @@ def test_a_text_that_the_model_refuses_is_answered_in_words_without_an_error_in_
 
     with (
         served([sheet_of(SENTENCE)], model=LiveModel("words", "text", read, 7)) as address,
-        opened(browser, f"{address}#compare") as page,
+        opened(browser, f"{address}#whatif") as page,
     ):
         until(page, "document.querySelector('.typed .hint')?.textContent.endsWith('a new text of at most 7 tokens.')")
         page.locator(".typed-text").fill("word " * 300)
@@ -176,7 +177,7 @@ def test_unknown_pieces_are_named_and_a_line_under_the_text_keeps_its_direction(
     arabic = "القط لم يعبر الشارع"
     with (
         served([sheet_of(arabic)], model=LiveModel("words", "translation", read)) as address,
-        opened(browser, f"{address}#compare") as page,
+        opened(browser, f"{address}#whatif") as page,
     ):
         page.locator(".typed-text").fill(f"{arabic} ▁")
         page.locator(".typed-text").press("Enter")
@@ -211,12 +212,12 @@ def test_a_link_to_a_text_that_is_not_kept_any_more_opens_the_first(browser, mon
         for text in ("the first", "the second"):
             body = json.dumps({"text": text}).encode()
             urlopen(Request(f"{address}ask/read", body, {"Content-Type": "application/json"}), timeout=300).close()
-        with opened(browser, f"{address}#text?text=1") as page:
+        with opened(browser, f"{address}#head?text=1") as page:
             until(page, "document.querySelector('.looks')?.textContent.includes('attends to')")
             assert page.locator("header select option").all_inner_texts() == [SENTENCE, "the second"]
-            page.evaluate("() => { location.hash = '#text?text=2&query=1' }")
+            page.evaluate("() => { location.hash = '#head?text=2&query=1' }")
             until(page, "document.querySelector('.looks').textContent.startsWith('second')")
-            page.evaluate("() => { location.hash = '#text?text=1&query=3' }")
+            page.evaluate("() => { location.hash = '#head?text=1&query=3' }")
             until(page, f"document.querySelector('.looks').textContent.startsWith('{SENTENCE.split()[3]} ')")
 
 
@@ -250,7 +251,7 @@ def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server)
             assert page.get_by_label("Head", exact=True).count() == 0
             page.get_by_role("button", name="Two texts").click()
             until(page, "document.querySelectorAll('.compare .side .words').length === 2")
-            assert page.get_by_role("button", name="Type another text").count() == 0
+            assert page.get_by_role("link", name="What if").count() == 0
 
 
 def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(browser):
@@ -273,7 +274,7 @@ def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(b
     model = LiveModel("words", "text", read, questions={"edits": edited})
     with (
         served(read(SENTENCE, None), model=model) as address,
-        opened(browser, f"{address}#text?query=8&key=1&layer=1&head=2") as page,
+        opened(browser, f"{address}#whatif?query=8&key=1&layer=1&head=2", 1440, 900) as page,
     ):
         offers = page.locator(".offers button")
         until(page, "document.querySelectorAll('.offers button').length === 3")
@@ -281,27 +282,31 @@ def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(b
         assert page.locator(".effect").count() == 0
         offers.first.click()
         until(page, "document.querySelectorAll('.effect-bars tbody tr').length === 2")
-        assert asked == [("L1.H2: #8 -> #1",)] and "text=1" in page.url
+        assert asked == [("L1.H2: #8 -> #1",)] and "other=1" in page.url
         assert page.locator(".effect-said").inner_text() == "It was wide and is small."
         numbers = page.locator(".effect-bars .number").all_inner_texts()
         assert numbers == ["50.0 %", "25.0 %", "25.0 %", "75.0 %"]
         widths = page.locator(".bar-line").evaluate_all("bars => bars.map((bar) => bar.getBoundingClientRect().width)")
         assert widths[0] == pytest.approx(2 * widths[1], rel=0.1) and widths[3] == pytest.approx(3 * widths[2], rel=0.1)
-        rows = maps_of(SENTENCE + "!")["layer.1"][0, 2, 8]
-        until(page, f"document.querySelector('.looks').textContent.includes(' {float(rows.max()):.3f}')")
+        until(page, "document.querySelectorAll('.compare .side .words').length === 2")
+        for side, text in enumerate((SENTENCE, SENTENCE + "!")):
+            best = float(maps_of(text)["layer.1"][0, 2, 8].max())
+            assert f" {best:.3f}" in page.locator(".compare .readout").nth(side).inner_text()
+        bottoms = page.locator(".compare .words, .effect-bars").evaluate_all(
+            "all => all.map((one) => one.getBoundingClientRect().bottom)"
+        )
+        assert len(bottoms) == 3 and max(bottoms) < 900, "the text, what changes and the answer, without scrolling"
         until(page, "document.querySelector('.offers button').disabled")
-        page.keyboard.press("2")  # the same on the map, by the keyboard: k is the next offer
-        page.keyboard.press("k")
+        page.keyboard.press("k")  # the next offer
         until(page, "document.querySelectorAll('.removed .chip-word').length === 2")
         assert asked[1:] == [("L1.H2: #8 -> #1", "L1.H2")]
         assert axe_violations(page) == []
         page.get_by_role("button", name="Put back without L1.H2", exact=True).click()
         until(page, "document.querySelectorAll('.removed .chip-word').length === 1")
         assert len(asked) == 2, "the text without the link alone is kept"
-        page.get_by_role("button", name="Beside the whole text").click()
-        until(page, "document.querySelectorAll('.compare .side .words').length === 2")
-        page.keyboard.press("3")
-        until(page, "!document.querySelector('.what-if').hidden && !document.querySelector('.effect')")
+        page.get_by_role("button", name="Put back without L1.H2: #8 -> #1", exact=True).click()
+        until(page, "!document.querySelector('.effect') && !document.querySelector('.removed .chip-word')")
+        assert "other" not in page.url and page.locator(".offers button:disabled").count() == 0
 
 
 def test_a_saved_page_shows_what_changed_and_offers_nothing(browser, tmp_path):
@@ -309,11 +314,13 @@ def test_a_saved_page_shows_what_changed_and_offers_nothing(browser, tmp_path):
     sheet = sheet_of(SENTENCE)
     edited = Sheet(sheet.about | {"effect": effect | {"probabilities": [], "moved": [["it", 0.5]]}}, sheet.maps)
     path = write_page(tmp_path / "page.html", [sheet, edited])
-    with opened(browser, f"{path.as_uri()}#text?text=1&query=8") as page:
+    with opened(browser, f"{path.as_uri()}#whatif?text=1&query=8") as page:
         until(page, "document.querySelector('.effect-said')?.textContent === 'Nothing changes.'")
         assert page.locator(".offers").is_hidden() and page.locator(".removed .chip-word").inner_text() == "L0"
-        page.goto(f"{path.as_uri()}#text?text=0&query=8")
-        until(page, "document.querySelector('.what-if').hidden")
+        assert page.url.split("#")[1].startswith("whatif?") and "other=1" in page.url and "text=" not in page.url, (
+            "the whole text stands beside it"
+        )
+        until(page, "document.querySelectorAll('.compare .side .words').length === 2")
 
 
 def test_a_generation_is_one_text_with_a_slider_over_its_steps(browser):
@@ -328,12 +335,12 @@ def test_a_generation_is_one_text_with_a_slider_over_its_steps(browser):
     model = LiveModel("words", "text", read, questions={"generate": generated})
     with (
         served([sheet_of("the cat did not")], model=model) as address,
-        opened(browser, f"{address}#compare") as page,
+        opened(browser, f"{address}#whatif") as page,
     ):
         page.get_by_label("tokens", exact=True).select_option("10")
         page.get_by_role("button", name="Let it continue").click()
         page.wait_for_selector(".written-token")
-        assert page.url.startswith(f"{address}#text?text=1") and "query=3" in page.url
+        assert page.url.startswith(f"{address}#head?text=1") and "query=3" in page.url
         assert page.locator(".written-token").all_inner_texts() == [*words[4:], "today"]
         slider, said = page.locator(".step-row input"), page.locator(".step-said")
         assert "read up to not and wrote cross." in said.inner_text()
@@ -372,12 +379,12 @@ def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
     model = LiveModel("words", "text", read, questions={"attribute": attributed})
     with (
         served(read(SENTENCE, None), model=model) as address,
-        opened(browser, f"{address}#text?query=8&layer=1&head=2") as page,
+        opened(browser, f"{address}#whatif?query=8&layer=1&head=2") as page,
     ):
-        page.locator(".why input").fill("none")
+        page.get_by_label("The token to explain").fill("none")
         page.keyboard.press("Enter")
-        until(page, "document.querySelector('.why .notice').textContent === 'this is no single token'")
-        page.locator(".why input").fill("")
+        until(page, "document.querySelector('[aria-label=Why] .notice').textContent === 'this is no single token'")
+        page.get_by_label("The token to explain").fill("")
         page.keyboard.press("Enter")
         until(page, "document.querySelector('.why .effect-said')?.textContent === 'It depends most on cat.'")
         assert "Faithful." in page.locator(".why").inner_text()
@@ -389,8 +396,11 @@ def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
             "half of the largest, upwards; downwards"
         )
         assert "lowers −0.800" in page.locator(".relevance .legend").inner_html()
-        until(page, "document.querySelector('.looks').textContent.startsWith('it (token 8) depends on ')")
-        colors = "at => document.querySelectorAll('.words span')[at].style.background.match(/[0-9]+/g).map(Number)"
+        until(page, "document.querySelectorAll('.compare .side .words').length === 2")
+        said = page.locator(".compare .readout").all_inner_texts()
+        assert said[0].startswith("it attends to ") and said[1].startswith("it depends on ")
+        word = "document.querySelectorAll('.side:nth-child(2) .words span')[at]"
+        colors = f"at => {word}.style.background.match(/[0-9]+/g).map(Number)"
         (red, _, blue), (cold, _, warm) = page.evaluate(colors, 1), page.evaluate(colors, 2)
         assert red > blue and cold < warm, "a word of a negative weight has the other color"
         page.locator(".curves > summary").click()
@@ -398,5 +408,3 @@ def test_the_weights_that_made_a_prediction_have_two_colors_and_curves(browser):
             page.locator(".curves figure").count() == 1 and page.locator(".curves [aria-label=area] path").count() == 1
         )
         assert axe_violations(page) == []
-        page.get_by_role("button", name="Beside the weights").click()
-        until(page, "document.querySelectorAll('.compare .side .words').length === 2")

@@ -54,10 +54,10 @@ def test_the_overview_shows_the_statistic_of_each_head(browser, address, texts, 
 
 def test_the_map_shows_pooled_cells_and_single_weights(browser, address, texts, drawn):
     weights = dense(texts, "long")[0]
-    with opened(browser, f"{address}#map?text={LONG}", width=700, height=420) as page:
+    with opened(browser, f"{address}#head?text={LONG}", width=700, height=420) as page:
         for pool in ("mean", "max"):
             head, i, j = drawn.randrange(3), drawn.randrange(300), drawn.randrange(300)
-            link = f"#map?text={LONG}&head={head}&query={i}&key={j}&pool={pool}"
+            link = f"#head?text={LONG}&head={head}&query={i}&key={j}&pool={pool}"
             page.goto(address + link)
             page.wait_for_selector('[data-level]:not([data-level="0"])')  # before its layout the map has no room
             size = 2 ** int(settled(page).get_attribute("data-level"))
@@ -73,7 +73,7 @@ def test_the_map_shows_pooled_cells_and_single_weights(browser, address, texts, 
 def test_the_words_and_their_layers_show_rows(browser, address, texts, drawn):
     weights = dense(texts, "short")
     layer, head, query = drawn.randrange(2), drawn.randrange(3), drawn.randrange(15)
-    with opened(browser, f"{address}#text?layer={layer}&head={head}&query={query}") as page:
+    with opened(browser, f"{address}#head?layer={layer}&head={head}&query={query}") as page:
         row, column = weights[layer, head, query], weights[layer, head, :, query]
         until(page, "document.querySelector('.looks').textContent.includes('receives attention')")
         looks, receives = page.locator(".looks").inner_text().split("receives attention from")
@@ -91,7 +91,7 @@ def test_the_words_and_their_layers_show_rows(browser, address, texts, drawn):
 def test_the_lines_of_a_head_are_its_weights(browser, address, texts, drawn):
     layer, head, query = drawn.randrange(2), drawn.randrange(3), drawn.randrange(15)
     weights = dense(texts, "short")[layer, head]
-    with opened(browser, f"{address}#text?layer={layer}&head={head}&query={query}&way=heads") as page:
+    with opened(browser, f"{address}#head?layer={layer}&head={head}&query={query}&way=lines") as page:
         until(page, f"document.querySelectorAll('.lines line').length === {int((weights >= 0.03).sum())}")
         widths = page.locator(f".lines line[data-query='{query}']").evaluate_all(
             "lines => lines.map((line) => Number(line.getAttribute('stroke-width')))"
@@ -103,7 +103,7 @@ def test_the_lines_of_a_head_are_its_weights(browser, address, texts, drawn):
 def test_neurons_show_the_weight_and_the_score(browser, address, texts, drawn):
     layer, head, query = drawn.randrange(2), drawn.randrange(3), drawn.randrange(15)
     seen = texts["short"].maps[layer]
-    with opened(browser, f"{address}#map?layer={layer}&head={head}&query={query}&why=yes") as page:
+    with opened(browser, f"{address}#head?layer={layer}&head={head}&query={query}&why=yes") as page:
         page.wait_for_selector(".neurons")
         said = page.locator(".neurons text").all_text_contents()
         best = seen.dense()[0, head, query].topk(14)
@@ -228,7 +228,7 @@ def test_a_head_has_one_share_of_the_previous_token_and_one_strongest_link(brows
         assert float(row.inner_text()) == pytest.approx(share, abs=6e-4)
         link = f"“word{query}” → “word{key}” {shown(float(far.max()))}."
         assert link in page.locator(".about").inner_text()
-        page.goto(f"{file}#map")
+        page.goto(f"{file}#head")
         settled(page)
         assert link in page.locator(".readout").inner_text()
         page.goto(f"{file}#statistics?table=head")
@@ -245,7 +245,7 @@ def test_cells_of_a_map_have_numbers_and_masked_cells_none(browser, tmp_path, wi
     text = reading(length=16, mask=rg.causal())
     file = write_page(tmp_path / "causal.html", [Sheet.of(text)]).as_uri()
     expected = [in_cell(weight) for weight in text.maps["layer.0"].dense()[0, 1].flatten().tolist()]
-    with opened(browser, f"{file}#map?layer=0&head=0", width=width) as page:
+    with opened(browser, f"{file}#head?layer=0&head=0", width=width) as page:
         settled(page)
         page.evaluate(WRITTEN)
         page.keyboard.press("]")
@@ -270,7 +270,7 @@ def test_no_number_is_written_with_an_exponent(browser, tmp_path):
         "Sharp", {"layers.0": rg.Attention(rg.Dot(scale=1.0))(q, k, k).weights}, [f"t{n}" for n in range(12)]
     )
     file = write_page(tmp_path / "sharp.html", [Sheet.of(x)]).as_uri()
-    views = ["overview", "map?query=3&key=8", "text?query=3&key=8", "text?way=heads&query=3&key=8", "map?why=yes"]
+    views = ["overview", "head?query=3&key=8", "head?way=lines&query=3&key=8", "head?why=yes"]
     with opened(browser, file) as page:
         for view in [
             *views,
@@ -283,7 +283,7 @@ def test_no_number_is_written_with_an_exponent(browser, tmp_path):
             page.locator("summary").evaluate_all("all => all.forEach((one) => { one.parentElement.open = true; })")
             painted(page)
             assert page.evaluate(TINY) == [], view
-        page.goto(f"{file}#map?query=3&key=8")
+        page.goto(f"{file}#head?query=3&key=8")
         settled(page)
         assert page.locator(".readout .weight").inner_text() == "<0.001"
         assert weight(page) == pytest.approx(float(x.maps["layers.0"].dense()[0, 0, 3, 8]), rel=2e-5)
@@ -298,7 +298,7 @@ CHOSEN = "Number(document.querySelector('.head-words [aria-selected=true]').data
 def test_words_and_map_of_a_head_are_linked(browser, address, texts):
     """A word that is pointed at frames its row, and a cell that is pointed at colors the words with its row."""
     weights = texts["short"].maps[1].dense()[0, 2]
-    with opened(browser, f"{address}#map?layer=1&head=2&query=9", width=1440) as page:
+    with opened(browser, f"{address}#head?layer=1&head=2&query=9", width=1440) as page:
         settled(page)
         words = page.locator(".head-words [role=option]")
         assert words.count() == 15 and words.nth(9).get_attribute("aria-selected") == "true"

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from page_browser import NEEDS_CHROMIUM, browser, opened
-from pages import maps_of, until
+from pages import maps_of, served, until
 from ramps import colors_of, rgb
 from regard.types import TextReading
 from regard.viewer import Sheet, write_page
@@ -59,7 +59,7 @@ def title_under(page, group, x, y):
 def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, address, maps):
     means = torch.stack([weights.dense()[0, :, 7].mean(0) for weights in maps.values()])
     whole = torch.stack([weights.dense()[0].mean(0) for weights in maps.values()])
-    with opened(browser, f"{address}#text?query=7") as page:
+    with opened(browser, f"{address}#head?query=7") as page:
         until(page, "document.querySelectorAll('.strip .cells path').length > 1")
         group = page.locator(".strip .cells")
         drawn, elements = fills(group)
@@ -84,7 +84,7 @@ def test_many_cells_are_few_elements_with_their_colors_and_titles(browser, addre
 
 
 def test_another_head_only_colors_the_words(browser, address, maps):
-    with opened(browser, f"{address}#text?query=7&layer=2&head=0") as page:
+    with opened(browser, f"{address}#head?query=7&layer=2&head=0") as page:
         until(page, "document.querySelector('.looks')?.textContent.startsWith('t7 ')")
         until(page, "document.querySelectorAll('.strip .cells path').length > 1")
         page.evaluate("document.querySelectorAll('.words span, .strip svg').forEach((one) => { one.kept = true; })")
@@ -96,8 +96,30 @@ def test_another_head_only_colors_the_words(browser, address, maps):
             close([rgb(one) for one in words], row, "sqrt", LENGTH)
         kept = "[...document.querySelectorAll('.words span, .strip svg')].every((one) => one.kept)"
         assert page.evaluate(kept), "neither the words nor the rows of layers are drawn again"
-        page.keyboard.press("ArrowRight")
+        page.keyboard.press("ArrowDown")
         until(page, "!document.querySelector('.strip svg:last-of-type').kept")
+
+
+def test_the_row_of_the_next_word_is_there_before_it_is_asked_for(browser, maps):
+    """After a step from word to word a server is asked for the next word in this direction, and for no others."""
+    tokens = [f"t{at}" for at in range(LENGTH)]
+    text = Sheet.of(TextReading.of("Steps", maps, tokens))
+    with served([text]) as address, opened(browser, f"{address}#head?query=7&layer=2&head=0") as page:
+        asked = []
+        page.on("request", lambda request: asked.append(request.url.split("/ask/")[-1]))
+        until(page, "document.querySelectorAll('.strip .cells path').length > 1")
+        assert not any(f"rows/0/2/{at}" in asked for at in (6, 8)), "there was no step yet"
+        page.locator(".words").focus()
+        for query in (8, 9):
+            page.keyboard.press("ArrowRight")
+            until(page, f"document.querySelector('.looks').textContent.startsWith('t{query} ')")
+            for _ in range(100):
+                if {f"rows/0/2/{query + 1}", f"columns/0/2/{query + 1}"} <= set(asked):
+                    break
+                page.wait_for_timeout(50)
+            else:
+                raise AssertionError(asked)
+        assert asked.count("rows/0/2/9") == 1 and not {"rows/0/2/6", "rows/0/2/11"} & set(asked)
 
 
 def test_another_head_only_moves_its_mark_in_charts_of_all_heads(browser, address):
@@ -121,7 +143,7 @@ def test_another_head_only_moves_its_mark_in_charts_of_all_heads(browser, addres
 
 def test_controls_keep_the_focus_when_the_head_changes(browser, address):
     focused = "document.activeElement.getAttribute('aria-label')"
-    with opened(browser, f"{address}#text?layer=2&head=0") as page:
+    with opened(browser, f"{address}#head?layer=2&head=0") as page:
         page.get_by_role("button", name="Next head").focus()
         for head in ("layer=2&head=1", "layer=3&head=0"):
             page.keyboard.press("Enter")

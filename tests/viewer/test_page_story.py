@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.slow, NEEDS_CHROMIUM]
 STORY = Story(
     "Take the tour",
     (
-        Step("#text?text=0&layer=1&head=2&query=4", "A word <b>and</b> its weights."),
-        Step("#map?text=1&layer=0&head=1&query=250&key=123", "One weight of a long text."),
+        Step("#head?text=0&layer=1&head=2&query=4", "A word <b>and</b> its weights."),
+        Step("#head?text=1&layer=0&head=1&query=250&key=123", "One weight of a long text."),
         Step("#overview?text=0&layer=0&head=0&query=0&color=reach", "Every head."),
     ),
 )
@@ -49,7 +49,7 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
                 until(page, "document.querySelector('.step').textContent.includes('2 of 3')")
                 page.keyboard.press("3")
                 page.get_by_role("button", name="Return to this view").click()
-                until(page, "location.hash.startsWith('#map')")
+                until(page, "location.hash.startsWith('#head')")
                 page.get_by_role("button", name="End", exact=True).click()
                 assert page.locator(".step").count() == 0
 
@@ -69,11 +69,11 @@ def test_each_step_shows_its_view_above_the_bar_of_a_phone(browser, texts, tmp_p
 
 def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, tmp_path):
     address = write_page(tmp_path / "index.html", [texts["short"], texts["hostile"]]).as_uri()
-    with opened(browser, f"{address}#map?layer=1&head=2&query=3") as page:
+    with opened(browser, f"{address}#head?layer=1&head=2&query=3") as page:
         assert page.locator("footer.story").is_hidden(), "nothing covers the view"
         page.keyboard.press("?")
         page.get_by_role("button", name="Record a story").click()
-        for view, sentence in ((None, "Third"), ("3", "First"), ("5", "Gone"), ("1", "Second </script><!--")):
+        for view, sentence in ((None, "Third"), ("4", "First"), ("3", "Gone"), ("1", "Second </script><!--")):
             if view:
                 page.locator("main").focus()
                 page.keyboard.press(view)
@@ -94,7 +94,11 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
         with page.expect_download() as saved:
             page.get_by_role("button", name="Save story.json").click()
         story = Story.read(saved.value.path())
-        assert story.title == "Mine" and [parts(step.link)[0] for step in story.steps] == ["text", "overview", "map"]
+        assert story.title == "Mine" and [parts(step.link)[0] for step in story.steps] == [
+            "compare",
+            "overview",
+            "head",
+        ]
         assert all(parts(step.link)[1]["head"] == "2" for step in story.steps)
         assert story.check([texts["short"]]) == story
         with page.expect_download() as saved:

@@ -14,7 +14,7 @@ from regard.viewer import Sheet, Step, Story, load_run, save_run, write_page
 from regard.viewer.saved import STORY
 from regard.viewer.story import VIEWS, story_of, tour
 
-STEP = {"link": "#map?layer=1&head=2&query=3&key=-1", "sentence": "One head."}
+STEP = {"link": "#head?layer=1&head=2&query=3&key=-1", "sentence": "One head."}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +41,8 @@ def test_a_story_is_in_the_file_and_in_the_folder(sheets, tmp_path):
 
 
 def test_an_address_may_be_pasted_and_a_list_is_a_story():
-    (step,) = Story.of([{"link": "http://127.0.0.1:8321/?token=x#text?query=3", "sentence": ""}]).steps
-    assert step.link == "#text?query=3"
+    (step,) = Story.of([{"link": "http://127.0.0.1:8321/?token=x#head?query=3", "sentence": ""}]).steps
+    assert step.link == "#head?query=3"
     old = "#pins?pins=0.0.0,0.1.1"
     assert Story.of([{"link": old, "sentence": ""}]).steps[0].link == old, "a view of earlier pages"
 
@@ -59,16 +59,16 @@ def test_an_address_may_be_pasted_and_a_list_is_a_story():
         (json.dumps({"title": 3, "steps": [STEP]}), "the title of"),
         (json.dumps([STEP, "text"]), "step 2 of .* must be"),
         (json.dumps([{"link": 3, "sentence": ""}]), "step 1 of .* must be"),
-        (json.dumps([{"link": "#map"}]), "both texts"),
+        (json.dumps([{"link": "#head"}]), "both texts"),
         (json.dumps([{"link": "javascript:alert(1)", "sentence": ""}]), "Copy it from the address"),
-        (json.dumps([STEP | {"link": "#mpa?layer=1"}]), "Did you mean 'map'"),
+        (json.dumps([STEP | {"link": "#haed?layer=1"}]), "Did you mean 'head'"),
         (json.dumps([STEP | {"sentence": "a" * 1001}]), "more than 1,000 characters"),
-        (json.dumps([STEP | {"link": "#map?text=2"}]), "step 1 has text=2; there are 2, numbered from 0"),
-        (json.dumps([STEP, STEP | {"link": "#map?layer=2"}]), "step 2 has layer=2; there are 2"),
-        (json.dumps([STEP | {"link": "#map?text=1&head=2"}]), "head=2; there are 2"),
-        (json.dumps([STEP | {"link": "#map?text=1&query=4"}]), "query=4; there are 4"),
-        (json.dumps([STEP | {"link": "#map?text=1&key=5"}]), "key=5; there are 5"),
-        (json.dumps([STEP | {"link": "#map?query=1e9"}]), "query=1e9"),
+        (json.dumps([STEP | {"link": "#head?text=2"}]), "step 1 has text=2; there are 2, numbered from 0"),
+        (json.dumps([STEP, STEP | {"link": "#head?layer=2"}]), "step 2 has layer=2; there are 2"),
+        (json.dumps([STEP | {"link": "#head?text=1&head=2"}]), "head=2; there are 2"),
+        (json.dumps([STEP | {"link": "#head?text=1&query=4"}]), "query=4; there are 4"),
+        (json.dumps([STEP | {"link": "#head?text=1&key=5"}]), "key=5; there are 5"),
+        (json.dumps([STEP | {"link": "#head?query=1e9"}]), "query=1e9"),
         (json.dumps([STEP | {"link": "#compare?other=7"}]), "other=7; there are 2"),
     ],
 )

@@ -3,7 +3,7 @@ import { changeDetector } from "../changes";
 import { cellGrid } from "../cell_grid";
 import { interval, meansOnly, type Context, type Panel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
-import { choice, fill, h, s } from "../dom";
+import { actionButton, choice, fill, h, s } from "../dom";
 import { pauses } from "../pause";
 import { counted, shown } from "../format";
 import type { View } from "../registry";
@@ -81,7 +81,12 @@ const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[
 const roomOf = (names: string[]) =>
   Math.max(...names.map((name) => Math.min([...name].length, 14))) * 12 * 0.58 + 10;
 
-export const view: View = { place: 4, make: alignmentView, figure: "alignment" };
+export const view: View = {
+  place: 6,
+  make: alignmentView,
+  figure: "alignment",
+  hasTab: ({ text }) => text.queries !== null || text.gold.length > 0,
+};
 
 function alignmentView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "panels" })];
@@ -122,11 +127,7 @@ function alignmentView(context: Context): Panel {
     const said = ([first, last]: Range, all: number, name: string) =>
       `${name} ${first} to ${last - 1} of ${counted(all)}`;
     const move = (by: number, face: string) =>
-      h(
-        "button",
-        { type: "button", onclick: () => context.set({ query: within(state.query + by, I) }) },
-        face,
-      );
+      actionButton({ onclick: () => context.set({ query: within(state.query + by, I) }) }, face);
     const step = Math.min(SHOWN, most());
     return h(
       "p",

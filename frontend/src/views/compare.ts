@@ -8,7 +8,7 @@ import type { State } from "../state";
 
 const isOfHeads = ({ pair, pins }: State) => (pair || (pins ? "heads" : "texts")) === "heads";
 
-export const view: View = { place: 8, make: compareView, hasNoHead: isOfHeads };
+export const view: View = { place: 4, make: compareView, hasNoHead: isOfHeads };
 
 function compareView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", {})];

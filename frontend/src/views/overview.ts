@@ -2,17 +2,19 @@
 import { aboutHead } from "../about_head";
 import { plural } from "../format";
 import { changeDetector } from "../changes";
-import { rangeLegend } from "../color";
-import { headName, type Context, type Panel } from "../context";
+import { rangeLegend } from "../legend";
+import { headName, meansOnly, type Context, type Panel } from "../context";
 import { shortName } from "../data";
-import { choice, fill, h, strong } from "../dom";
+import { actionButton, choice, fill, h, hint, segments, strong } from "../dom";
 import { firstView } from "../first";
 import { card, CARD } from "../card";
 import { download, fileName, pngBlob } from "../output";
 import { typedPanel } from "../typed";
-import { headGrid } from "../head_grid";
+import { headGrid, type HeadGrid } from "../head_grid";
+import { lineGrid } from "../line_grid";
 import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
+import { isPair, pairChoice } from "../sentences";
 import { smallMap } from "../small_map";
 import { warningList } from "../warning_list";
 
@@ -22,7 +24,9 @@ function overview(context: Context): Panel {
   const first = firstView(context);
   const tools = h("div", { class: "tools" });
   const key = h("div", { class: "reading-key" });
-  const grid = headGrid(context);
+  const gridBox = h("div", {});
+  let grid: HeadGrid | null = null;
+  let drawnAs = "";
   const typed = context.source.common.live_model
     ? typedPanel(context, (text) => context.set({ text }), true)
     : null;
@@ -30,8 +34,8 @@ function overview(context: Context): Panel {
   const share = h(
     "div",
     { class: "share" },
-    context.isOwn && h("button", { type: "button", onclick: () => copyLink() }, "Copy link"),
-    h("button", { type: "button", onclick: () => saveCard() }, "Save card"),
+    context.isOwn && actionButton({ onclick: () => copyLink() }, "Copy link"),
+    actionButton({ onclick: () => saveCard() }, "Save card"),
     said,
   );
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
@@ -50,7 +54,7 @@ function overview(context: Context): Panel {
         { class: "main", "aria-label": "All heads" },
         h("h2", {}, "All heads"),
         tools,
-        grid.element,
+        gridBox,
         key,
       ),
     ),
@@ -77,11 +81,36 @@ function overview(context: Context): Panel {
     context.tell(message);
   }
 
+  function drawGrid() {
+    const wanted = context.state.grid === "lines" ? "lines" : "maps";
+    if (wanted !== drawnAs) {
+      grid?.close();
+      drawnAs = wanted;
+      grid = (wanted === "lines" ? lineGrid : headGrid)(context);
+      gridBox.replaceChildren(grid.element);
+    }
+    drawTools();
+    drawKey();
+    grid!.draw();
+  }
+
   function drawTools() {
     const { state, text, source } = context;
     const values = text.layers[0].heads[0].values;
+    const heads = segments(
+      "Heads as",
+      drawnAs,
+      [
+        ["maps", "Maps"],
+        ["lines", "Lines"],
+      ],
+      (grid) => context.set({ grid }),
+    );
+    if (drawnAs === "lines")
+      return fill(tools, heads, isPair(context) && pairChoice(context), meansOnly(context));
     fill(
       tools,
+      heads,
       choice(
         "Color by",
         state.color,
@@ -110,9 +139,7 @@ function overview(context: Context): Panel {
           }),
       ),
       state.color in values &&
-        h(
-          "p",
-          { class: "hint" },
+        hint(
           `${label(source.common, state.color)}: ${source.common.statistics[state.color] ?? state.color}.`,
         ),
       state.color in values &&
@@ -135,6 +162,7 @@ function overview(context: Context): Panel {
   // How to read a small map, on the head of the first finding.
   function drawKey() {
     const { text, state } = context;
+    key.hidden = drawnAs === "lines";
     const at = text.lead ?? state;
     const [[rows, columns], noun] = [axesOf(text), nounOf(text)];
     fill(
@@ -142,9 +170,7 @@ function overview(context: Context): Panel {
       h("span", { class: "key-columns", "aria-hidden": "true" }, `${columns} (keys) →`),
       h("span", { class: "key-rows", "aria-hidden": "true" }, `${rows} (queries) ↓`),
       smallMap(context, at.layer, at.head),
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         `Each picture is one head: L2.H1 is head 1 of layer 2. A row is a query: a ${noun} that attends to others. ` +
           `A column is a key: a ${noun} that is attended to. ${noun[0].toUpperCase()}${noun.slice(1)}${noun.endsWith("h") ? "es" : "s"} run from the first to the last. Nearer the right end of the ` +
           `scale above: a larger weight. A row of weights adds up to 1.${
@@ -172,20 +198,9 @@ function overview(context: Context): Panel {
       h(
         "p",
         {},
-        h(
-          "button",
-          {
-            type: "button",
-            class: "main-button",
-            onclick: () => context.set({ view: "map", x: -1, y: -1 }),
-          },
-          "Open its map",
-        ),
-        " ",
-        h(
-          "button",
-          { type: "button", onclick: () => context.set({ view: "text" }) },
-          "Show it in the text",
+        actionButton(
+          { class: "main-button", onclick: () => context.set({ view: "head", x: -1, y: -1 }) },
+          "Open this head",
         ),
       ),
     );
@@ -196,13 +211,7 @@ function overview(context: Context): Panel {
     const { source } = context;
     fill(
       rest,
-      h(
-        "section",
-        {},
-        h("h2", {}, "Warnings"),
-        warningList(context),
-        h("p", { class: "hint" }, source.common.caveat),
-      ),
+      h("section", {}, h("h2", {}, "Warnings"), warningList(context), hint(source.common.caveat)),
       h("section", {}, h("h2", {}, "Roles"), ...roles()),
     );
   }
@@ -213,12 +222,9 @@ function overview(context: Context): Panel {
       layer.heads.flatMap((each) => each.roles.map((role) => role.kind)),
     );
     if (!text.has_roles)
-      return [
-        h("p", { class: "hint" }, text.why_no_roles ?? "No roles were computed for this text."),
-      ];
+      return [hint(text.why_no_roles ?? "No roles were computed for this text.")];
     const note = text.role_note ? `${text.role_note} ` : "";
-    if (!earned.length)
-      return [h("p", { class: "hint" }, `${note}No head has a role on this text.`)];
+    if (!earned.length) return [hint(`${note}No head has a role on this text.`)];
     return [
       h(
         "ul",
@@ -238,7 +244,7 @@ function overview(context: Context): Panel {
             : [];
         }),
       ),
-      h("p", { class: "hint" }, note + source.common.roleCaveat),
+      hint(note + source.common.roleCaveat),
     ];
   }
 
@@ -246,38 +252,42 @@ function overview(context: Context): Panel {
     element,
     update(before) {
       const { state } = context;
-      const isNew = isGridNew(state.text, state.color, state.sort, context.colors.css[1]);
+      const isNew = isGridNew(
+        state.text,
+        state.grid,
+        state.pairs,
+        state.color,
+        state.sort,
+        context.colors.css[1],
+      );
       if (!before || before.text !== state.text) {
         first.draw();
         typed?.update(null);
         drawRest();
       }
-      if (!before || isNew) {
-        drawTools();
-        drawKey();
-        grid.draw();
-      } else if (before.scale !== state.scale) {
+      if (!before || isNew) drawGrid();
+      else if (before.scale !== state.scale) {
         first.recolor();
         drawKey();
-        grid.repaint();
+        grid!.repaint();
       }
       first.follow();
-      grid.mark();
+      grid!.mark();
       drawHead();
     },
     key(event) {
       if (first.key(event)) return true;
       const nothing = ["BODY", "MAIN"].includes(document.activeElement?.tagName ?? "BODY");
       if (event.key === "Enter" && nothing) {
-        context.set({ view: "map", x: -1, y: -1 });
+        context.set({ view: "head", x: -1, y: -1 });
         return true;
       }
-      return grid.move(event.key);
+      return grid!.move(event.key);
     },
     close() {
       first.close();
       typed?.close();
-      grid.close();
+      grid?.close();
     },
   };
 }

@@ -1,7 +1,7 @@
 // The picture view: weights over an image, the frames of a video or a spectrogram; a map of every head beside it.
 import { changeDetector } from "../changes";
 import { meansOnly, type Context, type Panel } from "../context";
-import { choice, fill, h, segments, strong, visible } from "../dom";
+import { choice, fill, h, hint, segments, strong, visible } from "../dom";
 import { shown } from "../format";
 import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "../head_sets";
 import { legendOfCover, shareOnScale } from "../patches";
@@ -67,9 +67,7 @@ function pictureView(context: Context): Panel {
       fill(box);
     fill(
       notes,
-      h(
-        "p",
-        { class: "hint" },
+      hint(
         "This text has no picture. Pictures belong to models that read images, videos or sounds.",
       ),
     );

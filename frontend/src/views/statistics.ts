@@ -14,7 +14,7 @@ import type { State } from "../state";
 
 const OF_TABLE: (keyof State)[] = ["view", "text", "layer", "head", "table", "find"]; // needs a new table
 
-export const view: View = { place: 5, make: statisticsView, figure: "statistics" };
+export const view: View = { place: 3, make: statisticsView, figure: "statistics" };
 
 function statisticsView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", { class: "charts" })];

@@ -293,7 +293,7 @@ def another_link(reading: TextReading, lead: dict[str, Any] | None) -> Iterator[
             "The same word and head",
             other["sentence"],
             f"Its strongest link to a word other than {joined(token(reading, lead['key']))}.",
-            {"view": "text", **{name: other[name] for name in ("layer", "head", "query")}},
+            {"view": "head", **{name: other[name] for name in ("layer", "head", "query")}},
             heads=[[other["layer"], other["head"]]],
         )
 
@@ -342,7 +342,7 @@ def _role(
         TITLES[best.kind],
         _share_sentence(reading, where, _target(best)),
         f"Mean over the words that have such a token. {_control(best)}{more}",
-        {"view": "map", **_place(reading, where)},
+        {"view": "head", **_place(reading, where)},
         heads=[_at(reading, where)],
     )
 
@@ -383,7 +383,7 @@ def nearby(reading: TextReading) -> Iterator[Card]:
         TITLES[name],
         _share_sentence(reading, best, NEARBY[name]),
         f"{OVER[name]} Not compared with shuffled words: {reason}.",
-        {"view": "map", **_place(reading, best)},
+        {"view": "head", **_place(reading, best)},
         heads=[_at(reading, best)],
     )
 
@@ -401,7 +401,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
     most = "" if same else "at most "
     state: dict[str, Any] = {"view": "statistics"}
     if profile.query_tokens == profile.tokens:
-        state = {"view": "text", "way": "words", "heads": "all", "side": "in", "query": key}
+        state = {"view": "head", "way": "words", "heads": "all", "side": "in", "query": key}
     yield Card(
         "sink",
         "Attention sink" if rests else "Where most weight goes",
@@ -450,7 +450,7 @@ def twins(reading: TextReading) -> Iterator[Card]:
         "Near-identical heads",
         parts,
         f"Cosine of the two maps: {value:.2f}. What the heads carry may still differ.",
-        {"view": "text", "way": "heads", "layer": index, "head": pair[0], "heads": f"{pair[0]},{pair[1]}"},
+        {"view": "head", "way": "lines", "layer": index, "head": pair[0], "heads": f"{pair[0]},{pair[1]}"},
         heads=[[index, head] for head in pair],
     )
 
@@ -490,7 +490,7 @@ def focused(reading: TextReading) -> Iterator[Card]:
             [f", to about {counts[1].split()[0]}.", PLAIN],
         ],
         "The effective number of tokens, without the first token and special tokens.",
-        {"view": "text", "way": "heads", "heads": ",".join(f"{layer}.{head}" for layer, head in places)}
+        {"view": "head", "way": "lines", "heads": ",".join(f"{layer}.{head}" for layer, head in places)}
         | _place(reading, least),
         heads=places,
     )

@@ -23,15 +23,15 @@ VIEWS = tuple(json.loads(files("regard.viewer").joinpath("static", "views.json")
 STEPS, TITLE, SENTENCE = 50, 80, 1000
 #: The most bytes of a file.
 FILE = 1 << 20
-EXAMPLE = '{"title": "Pronouns", "steps": [{"link": "#text?layer=2&head=1&query=10", "sentence": "..."}]}'
+EXAMPLE = '{"title": "Pronouns", "steps": [{"link": "#head?layer=2&head=1&query=10", "sentence": "..."}]}'
 
 
 @dataclass(frozen=True)
 class Step:
     """A view as the address of the page names it, and the sentence below it.
 
-    >>> Step("#map?layer=2&head=1", "One head.").link
-    '#map?layer=2&head=1'
+    >>> Step("#head?layer=2&head=1", "One head.").link
+    '#head?layer=2&head=1'
     """
 
     link: str
@@ -42,9 +42,9 @@ class Step:
 class Story:
     """A title, and views with a sentence each.
 
-    >>> story = Story("Pronouns", (Step("#text?layer=2&head=1", "It attends to the animal."),))
+    >>> story = Story("Pronouns", (Step("#head?layer=2&head=1", "It attends to the animal."),))
     >>> story.about["steps"]
-    [{'link': '#text?layer=2&head=1', 'sentence': 'It attends to the animal.'}]
+    [{'link': '#head?layer=2&head=1', 'sentence': 'It attends to the animal.'}]
     """
 
     title: str
@@ -113,7 +113,7 @@ def _step(step: Any, n: int, name: str) -> Step:
     found = re.fullmatch(r"#([a-z]+)(\?[^#\s]*)?", link)
     if found is None or len(link) > SENTENCE:
         raise RegardError(f"story: the link of step {n} of {name} is {step['link']!r:.80}. Copy it from the address.")
-    if found[1] not in (*VIEWS, "pins"):  # `pins` was a view of earlier pages; the page redirects its links
+    if found[1] not in (*VIEWS, "map", "pins", "text"):  # views of earlier pages, whose links the page redirects
         raise RegardError(f"story: step {n} of {name} has the view {found[1]!r}. {nearest(found[1], VIEWS)}")
     return Step(link, step["sentence"])
 
@@ -150,7 +150,7 @@ def tour(sheets: Sequence[Sheet]) -> Story | None:
     >>> result = rg.TextReader.load("minilm").read("The animal didn't cross the street because it was too tired.")
     >>> story = tour([rg.viewer.Sheet.of(result.reading)])
     >>> story.steps[0].link, 2 <= len(story.steps) <= 6
-    ('#text?text=0&layer=2&head=1&query=10&key=13', True)
+    ('#head?text=0&layer=2&head=1&query=10&key=13', True)
     """
     steps = [*_leads(sheets), *_cards(sheets), *_alignment(sheets)]
     return Story(TOUR, tuple(steps)) if len(steps) > 1 else None
@@ -162,7 +162,7 @@ def _leads(sheets: Sequence[Sheet]) -> Iterator[Step]:
     for count, number in enumerate(own[:LEADS]):
         lead = sheets[number].about["lead"]
         more = "Point at another word to see what it attends to." if count == 0 else "This is another sentence."
-        yield Step(_link("text", number, _place(lead)), f"{_written(lead['sentence'])} {more}")
+        yield Step(_link("head", number, _place(lead)), f"{_written(lead['sentence'])} {more}")
 
 
 def _cards(sheets: Sequence[Sheet]) -> Iterator[Step]:

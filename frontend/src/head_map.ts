@@ -1,27 +1,30 @@
-// The map view: one head, zoomable from pooled cells to single weights, with token labels.
-import { aboutHead } from "../about_head";
-import { plural } from "../format";
-import { changeDetector } from "../changes";
-import { headName, type Context, type Panel } from "../context";
-import { queriesOf } from "../data";
-import { choice, fill, h, s, signButton, strong, visible } from "../dom";
-import { headStrip } from "../head_strip";
-import { labelsOf, paintMap } from "../map_drawing";
-import { DEEPEST, MapFrame } from "../map_frame";
-import { tellCell, tellStrongest } from "../map_readout";
-import { mapSearch } from "../map_search";
-import { MapTiles } from "../map_tiles";
-import { pinButton } from "../pin_set";
-import type { View } from "../registry";
-import { whyWeight } from "../neurons";
-import { arrowOf, within } from "../steps";
-import { wordsMode } from "../words";
+// The map of a head, zoomable from pooled cells to single weights, with token labels.
+import { aboutHead } from "./about_head";
+import { plural } from "./format";
+import { changeDetector } from "./changes";
+import { headName, type Context, type Panel } from "./context";
+import { queriesOf, shortName } from "./data";
+import { actionButton, choice, fill, h, s, signButton, strong, visible } from "./dom";
+import { labelsOf, paintMap } from "./map_drawing";
+import { DEEPEST, MapFrame } from "./map_frame";
+import { tellCell } from "./map_readout";
+import { mapSearch } from "./map_search";
+import { MapTiles } from "./map_tiles";
+import { pinButton } from "./pin_set";
+import { arrowOf, within } from "./steps";
 
 const READABLE = 48; // pixels per weight
 
-export const view: View = { place: 2, make: mapView, figure: "map", hasQuestions: true };
+export interface HeadMap extends Panel {
+  point(query: number | null): void; // a word elsewhere is pointed at: its row is marked
+}
 
-function mapView(context: Context): Panel {
+// `linked` hears at which weight the reader points; `why` folds out above the map.
+export function headMap(
+  context: Context,
+  linked: (query: number | null, key?: number) => void,
+  why: HTMLElement,
+): HeadMap {
   const canvas = h("canvas", { role: "img", tabindex: 0 });
   const labels = s("svg", { class: "labels", "aria-hidden": "true" });
   const box = h("div", { class: "map-box" }, canvas, labels);
@@ -33,31 +36,17 @@ function mapView(context: Context): Panel {
     hidden: true,
   });
   const [tools, precision] = [h("div", { class: "tools" }), h("div", { class: "key" })];
-  const beside = h("div", { class: "about-map" });
-  const heads = headStrip(context);
-  const strip = h("section", { class: "head-words", "aria-label": "Words of the head" });
+  const [here, beside] = [h("h2", {}), h("div", { class: "about-map" })];
   let row: number | null = null; // of the word that is pointed at
-  const words = wordsMode(context, strip, (query) => {
-    row = query;
-    draw();
-  });
-  const why = whyWeight(context);
   const element = h(
-    "div",
-    { class: "map-view" },
-    strip,
-    why.element,
-    tools,
+    "section",
+    { class: "head-map", "aria-label": "Map of the head" },
+    h("div", { class: "map-tools" }, tools, why),
     h(
       "div",
       { class: "sides" },
-      h(
-        "div",
-        { class: "main map-row" },
-        heads.element,
-        h("div", { class: "map-main" }, box, progress),
-      ),
-      h("aside", { class: "beside" }, h("h2", {}, "Here"), readout, precision, beside),
+      h("div", { class: "map-main" }, box, progress),
+      h("aside", { class: "beside" }, here, readout, precision, beside),
     ),
   );
   const frame = new MapFrame(context, canvas, box, () => {
@@ -113,7 +102,7 @@ function mapView(context: Context): Panel {
     pointed = null;
     const { query, key } = context.state;
     if (key >= 0) tellCell(context, frame, tiles, readout, query, key);
-    else tellStrongest(context, readout);
+    else fill(readout, "Point at a cell, or click to choose it.");
   }
 
   function measure() {
@@ -152,6 +141,7 @@ function mapView(context: Context): Panel {
         ),
       pinButton(context),
     );
+    here.textContent = `Here, in ${shortName(context.text.layers[state.layer], state.head)}`;
     fill(beside, h("h2", {}, "This head"), aboutHead(context));
     fill(precision, h("span", { class: "hint" }, source.precision(state.text)));
   }
@@ -162,13 +152,8 @@ function mapView(context: Context): Panel {
       { class: "segments", role: "group", "aria-label": "Zoom" },
       signButton("−", "Zoom out", () => frame.zoomBy(0.5), "Zoom out (−)"),
       signButton("+", "Zoom in", () => frame.zoomBy(2), "Zoom in (+)"),
-      h(
-        "button",
-        {
-          type: "button",
-          title: "Show the whole map (0)",
-          onclick: () => context.set({ x: -1, y: -1 }),
-        },
+      actionButton(
+        { title: "Show the whole map (0)", onclick: () => context.set({ x: -1, y: -1 }) },
         "Whole",
       ),
     );
@@ -179,12 +164,12 @@ function mapView(context: Context): Panel {
     const before = pointed;
     pointed = frame.pairUnder(event);
     if (!pointed) rest();
-    if (pointed?.join() !== before?.join()) words.point(pointed?.[0] ?? null, pointed?.[1]);
+    if (pointed?.join() !== before?.join()) linked(pointed?.[0] ?? null, pointed?.[1]);
     draw();
   });
   canvas.addEventListener("pointerleave", () => {
     rest();
-    words.point(null);
+    linked(null);
     draw();
   });
   canvas.addEventListener("click", (event) => {
@@ -239,32 +224,21 @@ function mapView(context: Context): Panel {
 
   return {
     element,
+    point(query) {
+      row = query;
+      draw();
+    },
     update(before) {
       const { state } = context;
       tiles.again();
       if (before && (before.query !== state.query || before.key !== state.key)) pointed = null;
       const isResized =
         !before || before.text !== state.text || before.view !== state.view || frame.hasOtherBar();
-      strip.hidden = Boolean(context.text.picture);
-      if (
-        !strip.hidden &&
-        !(
-          before &&
-          before.text === state.text &&
-          before.layer === state.layer &&
-          before.head === state.head &&
-          before.scale === state.scale &&
-          words.moved!(before)
-        )
-      )
-        words.draw(); // above the map, so before its measure
-      why.update();
       drawTools();
       if (isResized) {
         measure();
         drawTools();
       } // the measure says whether cells are pooled
-      heads.update();
       const isMoved =
         before && (before.x !== state.x || before.y !== state.y || before.zoom !== state.zoom);
       if (isResized || (isMoved && !frame.isThere())) frame.go();
@@ -272,7 +246,6 @@ function mapView(context: Context): Panel {
       draw();
     },
     key(event) {
-      if (strip.contains(event.composedPath()[0] as Node)) return words.key!(event);
       const arrow = arrowOf(event.key);
       if (arrow) {
         const far = event.shiftKey ? 10 : 1;
@@ -285,8 +258,6 @@ function mapView(context: Context): Panel {
       resized.disconnect();
       cancelAnimationFrame(waitingFrame);
       tiles.close();
-      words.close!();
-      why.close();
     },
   };
 }

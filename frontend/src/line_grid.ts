@@ -1,10 +1,11 @@
-// Model view: every head of every layer as lines on a dark ground, drawn as its layer comes into view.
+// The grid of all heads as lines on a dark ground: a layer is drawn as it comes into view.
 import { headName, interval, type Context } from "./context";
 import { queriesOf, rolesOf } from "./data";
-import { h, s } from "./dom";
+import { changeDetector } from "./changes";
+import { fill, h, hint, s } from "./dom";
 import { shown } from "./format";
+import type { HeadGrid } from "./head_grid";
 import { headColors, isChosen, nameOfHead, toggled, type Head } from "./head_sets";
-import type { Mode } from "./mode";
 import { pauses } from "./pause";
 import { isShown } from "./sentences";
 import type { Range } from "./source";
@@ -29,7 +30,9 @@ const BRIGHT = [
   "#9be37a",
 ];
 
-export function modelMode(context: Context, body: HTMLElement): Mode {
+export function lineGrid(context: Context): HeadGrid {
+  const element = h("div", { class: "line-grid" });
+  const isNew = changeDetector();
   let turn = 0;
   let layers: SVGSVGElement[] = [];
   let cells = new Map<string, SVGGElement>();
@@ -53,8 +56,12 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
   );
 
   function cell(at: Head): SVGGElement {
-    const open = () => context.set({ layer: at[0], head: at[1], way: "heads", heads: "one" });
-    const toggle = () => context.set({ heads: toggled(context, at) });
+    const open = () =>
+      context.set({ view: "head", layer: at[0], head: at[1], way: "lines", heads: "one" });
+    const toggle = () =>
+      context.set({
+        heads: isChosen(context.state) ? toggled(context, at) : nameOfHead(at),
+      });
     return s(
       "g",
       {
@@ -65,7 +72,10 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
         "data-place": nameOfHead(at),
         tabindex: -1,
         onclick: (event: MouseEvent) => (event.shiftKey ? toggle() : open()),
-        onfocus: () => tell(at),
+        onfocus: () => {
+          context.set({ layer: at[0], head: at[1] }, true);
+          tell(at);
+        },
         onpointerenter: () => tell(at),
         onkeydown: (event: KeyboardEvent) => {
           if (event.key === "Enter") open();
@@ -109,21 +119,23 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
     framed = [current, ...colors.keys()];
   }
 
+  function follow() {
+    const { state, text } = context;
+    ranges = [
+      interval(state.query, SMALL, queriesOf(text).length),
+      interval(text.queries ? 0 : state.query, SMALL, text.tokens.length),
+    ];
+    if (isNew(state.text, text.title, state.pairs, ranges)) draw();
+  }
+
   function draw() {
     turn++;
     watch.disconnect();
     strongest.clear();
     const { state, text } = context;
-    const queries = queriesOf(text);
-    ranges = [
-      interval(state.query, SMALL, queries.length),
-      text.queries
-        ? interval(0, SMALL, text.tokens.length)
-        : interval(state.query, SMALL, text.tokens.length),
-    ];
     const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
     const tall = Math.max(48, (0.86 * window.innerHeight) / text.layers.length); // all layers on a screen, if they are not many
-    size = Math.max(LEAST, Math.min(GREATEST, tall, (body.clientWidth - LABELS - 18) / columns));
+    size = Math.max(LEAST, Math.min(GREATEST, tall, (element.clientWidth - LABELS - 18) / columns));
     const width = LABELS + columns * size;
     const svgRow = (height: number, ...children: SVGElement[]) =>
       s("svg", { width, height, class: "layer", viewBox: `0 0 ${width} ${height}` }, ...children);
@@ -149,13 +161,13 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
         .map((group) => [group.dataset.place!, group]),
     );
     framed = [];
-    const around = queries.length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
-    body.replaceChildren(
-      h(
-        "p",
-        { class: "hint" },
-        `Every head of every layer: a row is a layer, queries are on the left, keys on the right; brighter lines are larger ` +
-          `weights. ${around}Click a head to see its words; Shift and click, or Space, chooses it.`,
+    const around =
+      queriesOf(text).length > SMALL ? `The ${SMALL} words around the chosen one. ` : "";
+    fill(
+      element,
+      hint(
+        `A row is a layer; in a head, queries are on the left, keys on the right. Brighter lines are larger weights. ${around}` +
+          "Shift and click, or Space, chooses several heads.",
       ),
       readout,
       h(
@@ -288,23 +300,19 @@ export function modelMode(context: Context, body: HTMLElement): Mode {
   }
 
   return {
-    draw,
-    moved(before) {
-      // choosing heads needs no new drawing
-      if (before.query !== context.state.query) return false;
+    element,
+    draw: follow,
+    repaint: () => {},
+    mark() {
+      follow();
       mark();
-      return true;
     },
-    preview(head) {
-      if (head) tell(head);
-    },
-    key(event) {
-      const places = [...body.querySelectorAll<SVGGElement>(".cell")];
-      const at = places.indexOf(event.composedPath()[0] as SVGGElement);
-      const row = context.text.layers[context.state.layer].heads.length;
-      const step = stepOf(event.key, row);
-      if (at < 0 || step === undefined) return false;
-      places[at + step]?.focus();
+    move(key) {
+      const { state, text } = context;
+      const step = stepOf(key, text.layers[state.layer].heads.length);
+      if (step === undefined) return false;
+      const places = [...cells.keys()];
+      cells.get(places[places.indexOf(nameOfHead([state.layer, state.head])) + step])?.focus();
       return true;
     },
     close() {

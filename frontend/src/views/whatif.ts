@@ -1,0 +1,65 @@
+// The view What if: another text, a knock-out, or why a token is predicted; the answer stands beside the text.
+import { attributionPanel } from "../attribution";
+import { comparedTexts } from "../compare_texts";
+import type { Context, Panel } from "../context";
+import type { Text } from "../data";
+import { h } from "../dom";
+import { knockOut } from "../knock_out";
+import type { View } from "../registry";
+import { typedPanel } from "../typed";
+
+// A text that answers a question about another text.
+const questionOf = ({ effect, attribution }: Text) => effect ?? attribution;
+
+export const view: View = {
+  name: "What if",
+  place: 5,
+  make: whatIfView,
+  figure: "words,map",
+  keys: [["k", "knock out the chosen link"]],
+  hasTab: ({ source, text }) => Boolean(source.common.live_model ?? questionOf(text)),
+};
+
+function whatIfView(context: Context): Panel {
+  const { source } = context;
+  const typed = source.common.live_model
+    ? typedPanel(context, (other) => context.set({ other, otherQuery: -1 }))
+    : null;
+  const [knocked, why] = [knockOut(context), attributionPanel(context)];
+  const between = h("div", { class: "answer" }, knocked.effect, why.found);
+  const texts = comparedTexts(context, { between, answered });
+  const element = h(
+    "div",
+    { class: "what-if" },
+    typed?.element,
+    knocked.element,
+    why.element,
+    texts.element,
+  );
+
+  // The answer of another text is none to this one.
+  function answered(answer: Text | null) {
+    const { text } = context;
+    const own = questionOf(text) ? text : answer;
+    const of = own && questionOf(own)?.of;
+    typed?.update(of ? null : answer);
+    for (const each of [knocked, why]) each.draw(of === text.title || own === text ? own : null);
+  }
+
+  return {
+    element,
+    update(before) {
+      const { state, text } = context;
+      const whole = source.titles.indexOf(questionOf(text)?.of ?? "");
+      if (whole >= 0) context.set({ text: whole, other: state.text, otherQuery: -1 }, true);
+      else texts.update(before);
+    },
+    key: (event) => knocked.key(event.key) || (texts.key?.(event) ?? false),
+    close() {
+      typed?.close();
+      knocked.close();
+      why.close();
+      texts.close?.();
+    },
+  };
+}
