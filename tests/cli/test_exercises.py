@@ -99,6 +99,13 @@ def test_an_empty_function_is_called_not_written(name, body):
         checked(exercise, exercise.start.replace("raise NotImplementedError", body))
 
 
+def test_a_state_without_its_axis_of_tokens_cannot_be_called():
+    """Of a state (batch, 1, width), which the task does not give, this solution would be right."""
+    exercise = Exercise.read("bahdanau")
+    with pytest.raises(RegardError, match="it needs their axis"):
+        checked(exercise, exercise.solution.replace("[:, None]", ""))
+
+
 def test_the_command_writes_notebooks_and_loses_none(tmp_path):
     arguments = ["exercises", str(tmp_path), "--only", "rope"]
     assert CliRunner().invoke(app, ["exercises", str(tmp_path / "all")]).exit_code == 0
