@@ -92,7 +92,8 @@ def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
     edited = edited_call(call)
     if edited is call:
         return None
-    given = sdpa_arguments(args, kwargs) | {"query": edited.query, "key": edited.key, "value": edited.value}
+    given: dict[str, Any] = sdpa_arguments(args, kwargs)
+    given |= {"query": edited.query, "key": edited.key, "value": edited.value}
 
     def compute() -> tuple[Tensor, None]:
         with attend_listeners.computing():  # the edited call is reported, and this is part of it
