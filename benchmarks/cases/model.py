@@ -125,7 +125,7 @@ def _beside_sdpa(work: str, run: Callable[..., Any], shape: tuple[int, ...], dty
         inputs=partial(random_inputs, (shape,), "cpu", dtype),
         mechanism="grouped_query",
         ours=partial(run, "regard"),
-        peers=(peer, bare),
+        peers=(peer,) if run is trained else (peer, bare),
         learns=run is trained,
         weighs=False,
     )

@@ -43,7 +43,7 @@ def performer(attention: rg.Attention, *inputs: Tensor) -> Callable[..., Tensor]
     from performer_pytorch import FastAttention
 
     features: Any = attention.score.features  # type: ignore[attr-defined]
-    layer = FastAttention(dim_heads=features.width, nb_features=features.num_features, causal=True)
+    layer = FastAttention(dim_heads=features.head_dim, nb_features=features.num_features, causal=True)
     layer.projection_matrix.copy_(features.frequencies)
     return layer
 
