@@ -79,9 +79,7 @@ def hidden_eager(model: nn.Module) -> str:
     is_eager = getattr(getattr(model, "config", None), "_attn_implementation", "") == "eager"
     if not is_eager or (lookup := backend_lookup()) is None or lookup[1] == "get_interface":
         return ""
-    return (
-        " Eager attention is seen with transformers 5.1 or newer only. Load the model with attn_implementation='sdpa'."
-    )
+    return " Seeing eager attention needs transformers 5.1 or newer. Load the model with attn_implementation='sdpa'."
 
 
 def check_model(model: nn.Module, operation: str) -> None:
