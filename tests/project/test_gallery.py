@@ -40,7 +40,10 @@ def test_pictures_of_the_gallery_have_one_width_and_fit(width, columns):
         page = browser.new_page(viewport={"width": width, "height": 800})
         page.set_content(page_of_tables())
         boxes = page.evaluate("[...document.images].map(i => i.getBoundingClientRect()).map(b => [b.left, b.right])")
+        past = "c => c.getBoundingClientRect().right > c.closest('td').getBoundingClientRect().right"
+        cut = page.evaluate(f"[...document.querySelectorAll('code')].filter({past}).map(c => c.textContent)")
         browser.close()
+    assert cut == [], "no code reaches into the next cell"
     assert all(left >= 0 and right <= width for left, right in boxes), "no picture is outside of the screen"
     widths = [right - left for left, right in boxes]
     assert max(widths) - min(widths) < 1 and len({round(left) for left, _ in boxes}) == columns
