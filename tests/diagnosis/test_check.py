@@ -645,4 +645,5 @@ def test_a_check_computes_in_one_thread_but_for_its_times():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
-    assert seen.pop(256) == {3} and set().union(*(seen[n] for n in seen if n != 16)) == {1}
+    assert seen.pop(16) == {3}  # only times are taken of 16 tokens, and of 256 if these are fast
+    assert seen.pop(256, {3}) == {3} and set().union(*seen.values()) == {1}
