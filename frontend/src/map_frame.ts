@@ -129,7 +129,7 @@ export class MapFrame {
     const above = this.box.getBoundingClientRect().top - top; // a story scrolls a phone to the scale
     const free = this.bar
       ? window.innerHeight - above - this.bar - 8
-      : Math.max(0.5 * window.innerHeight, window.innerHeight - above - 8);
+      : Math.max(0.55 * window.innerHeight, window.innerHeight - above - 8);
     return Math.max(320, Math.min(window.innerHeight * 0.78, 900, free));
   }
 

@@ -230,7 +230,7 @@ def test_a_head_has_one_share_of_the_previous_token_and_one_strongest_link(brows
         assert link in page.locator(".about").inner_text()
         page.goto(f"{file}#head")
         settled(page)
-        assert link in page.locator(".readout").inner_text()
+        assert link in page.locator(".about-map").inner_text()
         page.goto(f"{file}#statistics?table=head")
         page.wait_for_selector(".charts-table tbody tr")
         assert shown(share) in page.locator(".charts-table tbody tr").first.inner_text().split()
