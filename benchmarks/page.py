@@ -30,7 +30,7 @@ class Entry:
 
     work: str
     against: str
-    goal: str
+    goals: dict[str, str] = field(default_factory=dict)
     cells: dict[str, str] = field(default_factory=dict)
     shares: dict[str, str] = field(default_factory=dict)
     is_missed: bool = False
@@ -54,14 +54,14 @@ def entries(reports: Iterable[Report]) -> list[Entry]:
             if row.broken and (column, row.work) in measured:
                 continue  # no time was left for it in this file, and another file has it
             for against, goal, text, memory in _results(row):
-                entry = found.setdefault(
-                    (row.work, against, goal.unit if goal else memory), Entry(row.work, against, "")
-                )
-                entry.goal = entry.goal or (goal.wanted if goal else "")
+                key = row.work, against, goal.unit if goal else memory
+                entry = found.setdefault(key, Entry(row.work, against))
+                if goal is not None:
+                    entry.goals[column] = goal.wanted
                 entry.is_missed |= goal is not None and not goal.holds
                 entry.cells[column] = f"**{text}**" if goal is not None and not goal.holds else text
                 entry.shares[column] = _share(row)
-    return sorted(found.values(), key=lambda entry: (not entry.is_missed, not entry.goal))
+    return sorted(found.values(), key=lambda entry: (not entry.is_missed, not entry.goals))
 
 
 def _results(row: Row) -> Iterator[tuple[str, Goal | None, str, str]]:
@@ -129,8 +129,13 @@ def _rows(lines: list[Entry], columns: list[str]) -> Iterator[str]:
     yield f"|---|---|{'---:|' * len(columns)}---|---|"
     for entry in lines:
         cells = " | ".join(entry.cells.get(column, "-") for column in columns)
-        shares = "; ".join(dict.fromkeys(filter(None, (entry.shares.get(column, "") for column in columns))))
-        yield f"| {entry.work} | {entry.against} | {cells} | {entry.goal} | {shares} |"
+        goals, shares = (_once_each(found, columns) for found in (entry.goals, entry.shares))
+        yield f"| {entry.work} | {entry.against} | {cells} | {goals} | {shares} |"
+
+
+def _once_each(found: dict[str, str], columns: list[str]) -> str:
+    """What the columns say, in their order; once where they say the same."""
+    return "; ".join(dict.fromkeys(found[column] for column in columns if found.get(column)))
 
 
 def written(page: str, text: str) -> str:
