@@ -109,7 +109,10 @@ def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
 
 
 def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]]:
-    """The lines as one list of texts; `number` lines came before. An unreadable line raises after those before it."""
+    """The lines as one list of texts; nothing without lines. `number` is the number of lines before them.
+
+    If a line cannot be read, the lines before it are yielded first, then the error is raised.
+    """
     texts: list[str] = []
     try:
         for place, line in enumerate(lines, number + 1):

