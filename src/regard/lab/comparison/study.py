@@ -349,7 +349,6 @@ def chosen_sentences(similarities: Sequence[float], lengths: Sequence[int], coun
 
     If no sentence is like that, they are chosen from all. `similarities` and `lengths` (in words) are of test sources.
 
-
     >>> chosen_sentences([0.1, 0.9, 0.2, 0.1], [7, 7, 30, 8])
     [0, 3]
     """

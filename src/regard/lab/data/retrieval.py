@@ -90,7 +90,6 @@ def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
 
     `skipped` counts them. The similarity is that of `nearest_pairs`.
 
-
     >>> from regard.lab.data import Corpus, Pair, without_near
     >>> train, test = (Pair("a b c", "x"),), (Pair("a b c", "y"), Pair("d", "z"))
     >>> without_near(Corpus("letters", "small", "small", train, train, test)).describe()
