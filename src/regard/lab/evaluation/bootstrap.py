@@ -61,6 +61,7 @@ def resample(size: int, resamples: int = RESAMPLES, seed: int = SEED) -> Tensor:
     """The number of times that every sentence is drawn in every resample, (resamples, size); a row sums to `size`."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(size, (resamples, size), generator=generator)
+    # numbers of another range for each resample, so that one bincount counts all
     drawn += size * torch.arange(resamples)[:, None]
     return drawn.flatten().bincount(minlength=resamples * size).view(resamples, size).double()
 
@@ -73,6 +74,7 @@ def bleu_interval(
 
 
 def _interval(values: Tensor, share: float = 0.95) -> tuple[float, float]:
+    """The ends of the interval that holds the middle `share` of the values."""
     low, high = values.quantile(torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=values.dtype)).tolist()
     return low, high
 
@@ -109,8 +111,10 @@ def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int
             f"paired_bootstrap: counts {tuple(a.shape)} and {tuple(b.shape)}; both must be (sentences, {NUM_COUNTS}) "
             f"or (seeds, sentences, {NUM_COUNTS}) of the same sentences, from bleu_counts."
         )
+    # the same sentences for both systems, (resamples, N); other seeds for each, (resamples, seeds)
     weights = resample(sides[0].shape[1], resamples, seed)
     seeds = [resample(len(side), resamples, seed + number) for number, side in enumerate(sides, 1)]
+    # the summed counts of each resample, (resamples, 10) for each system
     drawn = [torch.einsum("rs,srk->rk", times, weights @ side) for times, side in zip(seeds, sides, strict=True)]
     differences = bleu(drawn[0]) - bleu(drawn[1])
     whole = float(bleu(sides[0].sum((0, 1)))), float(bleu(sides[1].sum((0, 1))))

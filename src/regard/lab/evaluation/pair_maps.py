@@ -59,8 +59,9 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
     >>> pair_reading.reading.profile.tokens, pair_reading.reading.profile.query_tokens, pair_reading.gold
     (['a', 'b', '</s>'], ['b', '</s>'], [(0, 1, True)])
     """
+    # the maps of systems that split the pair into the same pieces (source, target)
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, AttentionMap]] = {}
-    gold, rest, members = {}, [], {}
+    gold, rest, members = {}, [], {}  # `gold` and `members` (names of systems) have the keys of `groups`
     for name, system in systems.items():
         ids = _ids(system.source_tokenizer, pair.source), _ids(system.target_tokenizer, pair.target)
         source = _labels(system.source_tokenizer, [*ids[0], EOS])
@@ -102,11 +103,16 @@ def _aligned(
     aligned: str = "output",
     model: str = "",
 ) -> PairReading:
+    """The reading of maps by name, whose queries are the target words or pieces and whose keys those of the source.
+
+    `gold` and `aligned` are those of `PairReading`; `model` are the names of the systems.
+    """
     reading = TextReading.of(title, maps, source, queries=target, numbers=range(len(maps)), model=model)
     return PairReading(reading, gold, aligned)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text; an error if it has none."""
     ids = list(tokenizer.encode(text))
     if not ids:
         raise RegardError(f"read_pair: {text!r} has no words. Give a source and a target of at least one word each.")
