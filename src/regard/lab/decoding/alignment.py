@@ -137,7 +137,7 @@ def align(
     for row, x, y, *numbers in zip(weights, sources, targets, source_words, target_words, strict=True):
         source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers[0])
         target_side, target_shares = _words_of_pieces(tokenizers[1], y, numbers[1])
-        # the last column of a source, its EOS, is left out
+        # the columns of EOS and of padding are left out
         merged = _merged(row[first : first + len(y), : len(x)], target_shares, source_shares)
         alignments.append(Alignment(source_side, target_side, merged, reading))
     return alignments

@@ -43,10 +43,16 @@ Measure = tuple[str, Callable[[Report], str], Callable[[Report], float | None] |
 
 
 def _quality(name: str, key: str, digits: int = 1, more: bool = True) -> Measure:
+    """The column of system["quality"][key], as mean ± deviation. `more`: a larger value is better."""
     return name, lambda s: mean(s["quality"][key], digits), lambda s: _value(s["quality"][key]), more
 
 
 def _cost(name: str, key: str, digits: int = 1, more: bool = False, unit: float = 1.0) -> Measure:
+    """The column of system["cost"][key], multiplied by `unit`. `more`: a larger value is better.
+
+    A cost is a number, or a mean and a deviation over seeds.
+    """
+
     def text(system: Report) -> str:
         cost = system["cost"][key]
         return mean(_scaled(cost, unit), digits) if isinstance(cost, Mapping) else number(_times(cost, unit), digits)
@@ -55,14 +61,17 @@ def _cost(name: str, key: str, digits: int = 1, more: bool = False, unit: float 
 
 
 def _scaled(spread: Mapping[str, Any], unit: float) -> dict[str, Any]:
+    """A mean and a deviation, multiplied by `unit`."""
     return {"mean": spread["mean"] * unit, "deviation": _times(spread["deviation"], unit)}
 
 
 def _times(value: float | None, unit: float) -> float | None:
+    """A number multiplied by `unit`; None remains None."""
     return None if value is None else value * unit
 
 
 def _value(measured: Any) -> float | None:
+    """The number that ranks a measurement: its mean over seeds, or the number itself."""
     return measured["mean"] if isinstance(measured, Mapping) else measured
 
 
@@ -158,6 +167,7 @@ def bucket_table(report: Report, key: str, caption: str) -> Table | None:
 
 
 def _bucket(bucket: Mapping[str, Any] | None) -> str:
+    """The cell of a bucket: BLEU with its interval, or F1 for a bin of word frequency."""
     if bucket is None:
         return NOTHING
     if "bleu" not in bucket:

@@ -278,8 +278,8 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._count = 0
-        self._last: Mapping[str, float | None] = {}
+        self._count = 0  # rows in the file
+        self._last: Mapping[str, float | None] = {}  # the last of them
 
     def write(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         """Write all rows; of the rows of the last call only the last one may have changed."""
@@ -297,6 +297,7 @@ def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> Non
 
 
 def _line(row: Mapping[str, float | None], columns: Iterable[str]) -> str:
+    """A row of a CSV file; numbers have all their digits, and None is an empty cell."""
     return ",".join("" if row.get(name) is None else repr(row[name]) for name in columns) + "\n"
 
 
@@ -313,6 +314,7 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
+    """The model that settings.json describes, with random weights."""
     from regard.lab.models.systems import build
 
     try:
@@ -322,6 +324,7 @@ def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
 
 
 def _there(path: Path) -> Path:
+    """The path; an error if no file is there."""
     if not path.exists():
         raise RegardError(f"{path} is missing, so the folder of the run is incomplete.")
     return path

@@ -214,6 +214,7 @@ def _redistributed(before: Config, after: Config) -> Config:
 
 
 def _model(config: Config, source_size: int, target_size: int) -> Any:
+    """The model of a configuration, with random weights; "auto" takes the default of the system."""
     section = config.model
     options = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
     if options["dropout"] == "auto":
@@ -225,6 +226,10 @@ def _model(config: Config, source_size: int, target_size: int) -> Any:
 def _task(
     config: Config, corpus: Corpus, source: Tokenizer, target: Tokenizer, model: Any, folder: Path | None, rank: int
 ) -> Task:
+    """The training task of process `rank`, with its share of the pairs.
+
+    `corpus` has no pairs that are too long to train on.
+    """
     training, validation = config.training, config.validation
     shard = (rank, training.devices * training.machines)
     valid = encode_pairs(corpus.valid, source, target)
@@ -252,6 +257,7 @@ def _epochs(
 
 
 def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: tuple[int, int]) -> list[Encoded]:
+    """The pairs as ids, with words split at random. `key` (seed, epoch) decides the pieces."""
     first = (key[0] * 1_000_003 + key[1]) * 2 * len(pairs)  # a different number for each epoch and sentence
     return [
         (source.encode(pair.source, True, first + 2 * n), target.encode(pair.target, True, first + 2 * n + 1))
@@ -260,5 +266,6 @@ def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: t
 
 
 def _tokenizers_of(folder: Path) -> tuple[Tokenizer, Tokenizer] | None:
+    """The source and the target tokenizer in a folder; None if one is missing."""
     paths = folder / SOURCE, folder / TARGET
     return (load_tokenizer(paths[0]), load_tokenizer(paths[1])) if all(path.exists() for path in paths) else None
