@@ -97,6 +97,7 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
     if (novel := measured.novel) is not None:
         rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike every training source"))
     if measured.retrieval:
+        # the first of these buckets has all sentences
         rows.append(("BLEU, copied", f"{measured.retrieval[0].bleu:.2f}", "the target of the nearest training source"))
     rows.append(("chrF", f"{measured.chrf.score:.2f}", ""))
     rows.append(("TER", f"{measured.ter.score:.2f}", "lower is better"))

@@ -42,6 +42,7 @@ def study_of(settings: StudyOptions) -> Study:
         preset=settings.preset,
         overrides=tuple(settings.overrides),
     )
+    # `make_study` has no arguments for these
     words = study.train_words if settings.train_words is None else settings.train_words
     return replace(study, train_words=words, without_near=settings.without_near, beam=settings.beam or 1)
 

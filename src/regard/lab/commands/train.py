@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run(settings: TrainOptions) -> None:
-    """Train, and print how to translate or how to continue."""
+    """Train, and print how to translate or how to continue. Of several processes only the first one prints."""
     if settings.template:
         from regard.lab import Config
 
@@ -35,6 +35,7 @@ def run(settings: TrainOptions) -> None:
     from regard.lab.training.ranks import process_number
 
     kept = None
+    # a run without a saved state cannot be resumed, so it begins anew, with the configuration that it wrote
     if is_unsaved_run := settings.resume and settings.out is not None and is_unsaved(settings.out):
         settings, kept = replace(settings, resume=False), _kept_config(settings)
     config, folder = _configured(settings, kept)
@@ -53,6 +54,7 @@ def run(settings: TrainOptions) -> None:
         raise
     if not console.quiet:
         _conclude(console, folder, trained.outcome.reason, trained.outcome.progress)
+    # the state is saved, but the command ends as after Ctrl-C
     if trained.outcome.reason == "interrupted":
         raise KeyboardInterrupt
 

@@ -190,7 +190,10 @@ class _Printer:
         return [" ".join(alignment.target), write_pharaoh(alignment.links())]
 
     def report(self, number: int) -> None:
-        """Print to stderr which lines were not translated, and why."""
+        """Print to stderr which of the `number` lines were not translated, and why.
+
+        Also which have pieces that the model does not know, and which translations reached their maximum length.
+        """
         errors, long = Console(stderr=True, soft_wrap=True), [reason for reason in self.skipped if reason != "empty"]
         if long:
             named = first_few(long, separator="; ")

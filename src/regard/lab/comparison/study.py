@@ -160,7 +160,7 @@ class Study:
         model = sections["model"]
         model["system"] = entry.name
         for key, value in entry.settings.items():
-            (model if key in Model.model_fields else model["options"])[key] = value
+            (model if key in Model.model_fields else model["options"])[key] = value  # a common option or its own
         sections["training"]["seed"] = seed
         if self.bleu_tokenizer is not None:
             sections["validation"]["bleu_tokenizer"] = self.bleu_tokenizer

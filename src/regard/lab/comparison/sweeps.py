@@ -32,7 +32,7 @@ def entries(sweep: str, values: Sequence[str] = (), name: str = "transformer") -
         raise RegardError(f"compare: there is no sweep {sweep!r}. {nearest(sweep, SWEEPS)}")
     values = list(values) or list(SWEEPS[sweep])
     if sweep == "prune":
-        return (Entry(name, name),)
+        return (Entry(name, name),)  # one system, whose heads are removed after its training
     labels = {value: value if sweep == "scaled" else f"{sweep}-{value}" for value in values}  # see `Entry.title`
     return tuple(Entry(name, labels[value], _SETTINGS[sweep](value)) for value in values)
 

@@ -78,7 +78,10 @@ def find_trial(study: Study, folder: Path, label: str, seed: int) -> Trial:
 
 
 def peak_memory() -> float:
-    """Peak memory of this process in MiB. getrusage would include the process before exec."""
+    """Peak memory of this process in MiB.
+
+    It is read from /proc, where there is one: getrusage also counts the program that this process was before exec.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
@@ -147,6 +150,7 @@ def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
         if now - last[0] < OFTEN:
             return
         last[0] = now
+        # the last known value of each column
         latest = {name: value for row in progress.rows for name, value in row.items() if value is not None}
         tell(
             "training",

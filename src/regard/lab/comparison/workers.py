@@ -123,7 +123,7 @@ class _Worker:
     def look(self) -> bool:
         """Read the messages of the process; True if it has ended."""
         code, output = self._process.look()
-        *lines, self._rest = (self._rest + output).split(b"\n")
+        *lines, self._rest = (self._rest + output).split(b"\n")  # the last line may be incomplete
         for line in lines:
             facts = json.loads(line)
             self.progress.tell(facts.pop("state"), facts)

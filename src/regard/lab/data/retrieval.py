@@ -60,7 +60,7 @@ def nearest_pairs(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """
     if not len(train):
         raise RegardError("nearest: there are no training sentences. Give at least one.")
-    numbers: dict[tuple[str, ...], int] = {}
+    numbers: dict[tuple[str, ...], int] = {}  # each n-gram has the number of its first occurrence
     rows = [
         np.array([numbers.setdefault(gram, len(numbers)) for gram in _grams(text)], dtype=np.int64) for text in train
     ]

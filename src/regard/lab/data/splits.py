@@ -77,5 +77,5 @@ def _normalized(text: str) -> str:
 
 
 def stable_draw(seed: int, text: str) -> bytes:
-    """A pseudo-random number for a text, the same on every machine."""
+    """A pseudo-random number for a text, as 16 bytes to sort by; the same on every machine."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=str(seed).encode()).digest()

@@ -342,7 +342,10 @@ def _plain(ids: Iterable[int]) -> list[int]:
 
 
 def _numbered(pieces: Iterable[str]) -> list[int]:
-    """The number of each piece's word. A word begins with a space; a lone space belongs to the next word."""
+    """The number of each piece's word; -1 for PAD, BOS and EOS, and for spaces that no word follows.
+
+    A word begins with the sign of a space. A piece of this sign alone belongs to the next word.
+    """
     numbers: list[int] = []
     word, spaces = -1, []  # spaces before the next word
     for index, piece in enumerate(pieces):

@@ -89,7 +89,7 @@ def script_without_spaces(texts: Iterable[str]) -> str:
     count = len(_spaceless.findall(whole))
     if count <= letters / 2 or is_segmented(texts):
         return ""
-    if len(_kana.findall(whole)) > count / 20:
+    if len(_kana.findall(whole)) > count / 20:  # Japanese always has kana, Chinese hardly any
         return "Japanese"
     return "Chinese" if len(re.findall(f"[{KANJI}]", whole)) > count / 2 else "other"
 

@@ -52,6 +52,7 @@ def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dic
     """
     if not any(isinstance(module, Attends) for module in model.modules()):
         return {}
+    # modules of `regard.nn` give their own maps, so there is nothing to verify
     with evaluating(model), watch(model, verify=False) as seen:
         model(source, target_input)
     return seen.maps

@@ -143,7 +143,10 @@ def _links_of_pieces(
 
 
 def _labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
-    """Readable pieces; a piece inside a word begins with ##."""
+    """Readable pieces; a piece inside a word begins with ##.
+
+    Without any sign of a space the pieces are whole words, and stay as they are.
+    """
     pieces = tokenizer.pieces(ids)
     if not any(piece.startswith(SPACE) for piece in pieces):
         return tuple(pieces)

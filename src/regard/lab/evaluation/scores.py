@@ -324,6 +324,7 @@ def by_frequency(
         output, target = Counter(tokenize(hypothesis).split()), Counter(tokenize(reference).split())
         for counter, words in ((put_out, output), (expected, target), (matches, output & target)):
             for word, count in words.items():
+                # the bin: the number of limits that the frequency reaches
                 counter[sum(frequencies.get(word, 0) >= least for least in FREQUENCIES)] += count
     bins = sorted({*put_out, *expected})
     return tuple(Frequency(_range(n), matches[n], put_out[n], expected[n]) for n in bins)

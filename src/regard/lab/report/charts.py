@@ -40,7 +40,7 @@ def learning_curves(report: Report, against: str) -> Figure | None:
     shown = [each for each in report["systems"] if any(len(curve["value"]) > 1 for curve in each["curves"])]
     if not shown:
         return None
-    of = shown[0]["curves"][0]["of"]
+    of = shown[0]["curves"][0]["of"]  # curves of another measure are left out
     style = styles(report)
     figure, axes = canvas(WIDTH, HEIGHT)
     for each in shown:
@@ -81,7 +81,7 @@ def _ends(curves: Sequence[Report]) -> str:
 
 
 def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    """The mean of curves where all of them have values, at the x values of the first curve.
+    """The mean of curves (x values, y values) where all of them have values, at the x values of the first curve.
 
     >>> mean_line([([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 1, 2], [2.0, 2.0, 4.0])])
     ([0, 2], [1.0, 3.0])
@@ -245,7 +245,7 @@ def shares_looked_at(report: Report) -> Figure | None:
     figure, axes = canvas(WIDTH, 1.1 + 0.36 * len(shown))
     kinds = (("share_eos", "end of sentence", COLORS[1]), ("share_punctuation", "punctuation", COLORS[2]))
     for number, (key, name, color) in enumerate(kinds):
-        rows = [n + 0.19 * (2 * number - 1) for n in range(len(shown))]
+        rows = [n + 0.19 * (2 * number - 1) for n in range(len(shown))]  # the two bars of a system touch at n
         values = [(each["looks"][key] or {"mean": 0.0})["mean"] for each in shown]
         axes.barh(rows, values, height=0.36, color=color, label=name)
         for place, value in zip(rows, values, strict=True):

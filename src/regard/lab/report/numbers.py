@@ -255,7 +255,7 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
 
 
 def sentence_scores(counts: Tensor) -> list[float]:
-    """BLEU of every sentence, with effective order, as in sacrebleu."""
+    """BLEU of every sentence, as in sacrebleu, from counts (N, 10); orders without n-grams do not count."""
     from regard.lab.evaluation.metrics import sacrebleu
 
     compute = sacrebleu().BLEU.compute_bleu
@@ -282,6 +282,7 @@ def outcomes(study: Study, label: str) -> dict[str, int] | None:
     if result is None:
         return None
     seed, differences = result
+    # equal scores may differ by rounding
     better, worse = (sum(sign * difference > 1e-9 for difference in differences) for sign in (1, -1))
     return {"seed": seed, "better": better, "alike": len(differences) - better - worse, "worse": worse}
 

@@ -365,7 +365,7 @@ def _card(report: Report) -> list[tuple[str, str]]:
         ("left out", ", ".join(f"{count:,} {reason}" for reason, count in (about.get("left_out") or {}).items())),
         ("data hash (sha256)", about.get("data_hash")),
         ("seeds", ", ".join(map(str, about["seeds"]))),
-        ("budget", budget(about).split(". ")[0]),
+        ("budget", budget(about).split(". ")[0]),  # without the sentence about seeds
         ("decoding", _search(report.get("search"))),
         ("sacreBLEU tokenizer", report["tokenizer"]),
         ("sacreBLEU signature", report["signature"]),

@@ -54,6 +54,7 @@ def _cost(name: str, key: str, digits: int = 1, more: bool = False, unit: float 
     """
 
     def text(system: Report) -> str:
+        """The cell of a system."""
         cost = system["cost"][key]
         return mean(_scaled(cost, unit), digits) if isinstance(cost, Mapping) else number(_times(cost, unit), digits)
 
@@ -106,7 +107,10 @@ UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best", "
 
 
 def quality_table(report: Report) -> Table:
-    """Quality: a row per system, and a row for the retrieval baseline."""
+    """Quality: a row per system, and a row for the retrieval baseline.
+
+    `measures` leaves out empty columns, so that row has only the cells of the columns that are shown.
+    """
     table = measures(QUALITY, finished(report), report["few_seeds"])
     retrieval = report["retrieval"]
     if not retrieval:
@@ -131,12 +135,13 @@ def more_table(report: Report) -> Table:
 def measures(wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
     """A row per system, without empty columns.
 
-    The best value of each column is bold, with all values that print the same. With few seeds nothing is bold.
+    The best value of each column is bold, with all values that print the same, unless the whole column does. With few
+    seeds nothing is bold.
     """
     shown = [each for each in wanted if any(each[1](system) != NOTHING for system in systems)]
     rows = [[system["title"], *(text(system) for _, text, _, _ in shown)] for system in systems]
     best = set()
-    for place, (name, _, value, more) in enumerate(shown, 1):
+    for place, (name, _, value, more) in enumerate(shown, 1):  # column 0 is the system
         ranked = systems if name not in UNRANKED and not few_seeds else ()
         values = {row: found for row, system in enumerate(ranked) if value and (found := value(system)) is not None}
         if values:

@@ -343,7 +343,7 @@ def _value(text: str) -> Any:
 
 
 def _sentence(error: Any) -> str:
-    """A sentence about one mistake."""
+    """A sentence about one mistake, an entry of pydantic's `errors()`."""
     place = [str(part) for part in error["loc"]]
     if error["type"] == "extra_forbidden":
         known = Config.model_fields if len(place) == 1 else Config.model_fields[place[0]].annotation.model_fields  # type: ignore[union-attr]

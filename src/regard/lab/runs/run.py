@@ -91,6 +91,7 @@ class Run:
             if name not in keys:
                 raise RegardError(f"{self.path / CONFIG}: there is no key decoding.{name}. {nearest(name, keys)}")
             types, expected = ((int, float), "a number") if name == "length_penalty" else ((int,), "a whole number")
+            # not isinstance, because True is an int
             if type(value) not in types:
                 raise RegardError(f"{self.path / CONFIG}: decoding.{name} must be {expected}, got {value!r}.")
         settings["max_length"] = settings.get("max_length") or None
@@ -199,6 +200,7 @@ def tokenizer_file(path: Path, name: str) -> Path:
 def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
     """Raise an error if a file was changed after the run was written."""
     known, now = settings.get("sums") or {}, sums(path)
+    # a file without a recorded sum is not checked
     changed = [name for name in now if known.get(name, now[name]) != now[name]]
     if changed:
         raise RegardError(

@@ -179,6 +179,7 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
     after = _redistributed(before, overrides(before.model_dump()))
     changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
     sizes = _pairs_of_step(before.training), _pairs_of_step(after.training)
+    # the size for one process may change if that of all processes together does not
     of_step = () if sizes[0] != sizes[1] else ("sentences", "tokens")
     fixed = [key for key in FIXED if key not in of_step]
     changed += [f"training.{key}" for key in fixed if getattr(before.training, key) != getattr(after.training, key)]

@@ -135,7 +135,10 @@ def summed(value: Tensor, device: torch.device) -> Tensor:
 
 
 def gathered(value: Tensor, device: torch.device) -> Tensor:
-    """The values of all processes, stacked: (processes, ...), in the order of ranks."""
+    """The values of all processes, stacked on the host: (processes, ...), in the order of ranks.
+
+    `device` is that of the training, where the processes exchange them.
+    """
     if world() == 1:
         return value[None]
     every = [torch.zeros_like(value, device=device) for _ in range(world())]
@@ -145,7 +148,7 @@ def gathered(value: Tensor, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """If one process raises a `RegardError` inside, all raise one, so that none waits. Collective."""
+    """If one process raises a `RegardError` inside, all raise one, so that none waits. All processes enter it."""
     refused = None
     try:
         yield
