@@ -47,7 +47,11 @@ def suspicious_line(source: Sequence[str], target: Sequence[str]) -> int:
 
 
 def _certain_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int | None:
-    """The line of the break that the CUSUM test detects first, counted from 0; None if it detects none."""
+    """The line of the break that the CUSUM test detects first, counted from 0; None if it detects none.
+
+    A shift s pairs source line i with target line i + s. The lengths are vectors of lines; `ratio` is the number of
+    target characters per source character.
+    """
     few, difference = min(len(source), len(target)), len(target) - len(source)
     aligned = _costs(source[:few], target[:few], ratio)
     shifts = sorted({*range(-LARGEST_SHIFT, LARGEST_SHIFT + 1), difference} - {0}, key=abs)

@@ -1,4 +1,4 @@
-"""The charts of a report, made with matplotlib, narrow enough for a phone."""
+"""The charts of a report, made with matplotlib, narrow enough for a phone; None where there is nothing to draw."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def _sentences(
 
 
 def _test_split(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The test split of a corpus with a name; empty if it cannot be loaded."""
+    """The test split of a named corpus, for a folder without test.json; empty if it cannot be loaded."""
     from regard.lab.data.loading import load_corpus
 
     try:

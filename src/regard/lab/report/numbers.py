@@ -205,7 +205,7 @@ def _buckets(seeds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         means = {
             name: statistics.fmean(getattr(bucket, name) for bucket in in_bucket) for name in ("bleu", "low", "high")
         }
-        rows.append({"label": label, "count": in_bucket[0].count, **means})
+        rows.append({"label": label, "count": in_bucket[0].count, **means})  # the sentences are those of any seed
     return rows
 
 
@@ -297,7 +297,11 @@ def ranking(study: Study) -> list[str]:
 
 
 def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:
-    """The sentences with the largest differences of the baseline and the best other system, novel ones if known."""
+    """The test sentences where the best system other than the baseline gains and loses most against the baseline.
+
+    A gain is a difference of BLEU of the sentence; both systems have the same seed. If similarities are known, only
+    novel sentences are taken. None if the two have no seed in common, or if the sentences are not known.
+    """
     best = next((label for label in ranking(study) if label != study.baseline), study.baseline)
     result = _differences(study, best)
     if result is None or study.test is None:

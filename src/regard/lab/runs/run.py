@@ -94,7 +94,7 @@ class Run:
             # not isinstance, because True is an int
             if type(value) not in types:
                 raise RegardError(f"{self.path / CONFIG}: decoding.{name} must be {expected}, got {value!r}.")
-        settings["max_length"] = settings.get("max_length") or None
+        settings["max_length"] = settings.get("max_length") or None  # 0 in a configuration means the default
         return Search(**settings | {name: value for name, value in changes.items() if value is not None})
 
     def translate(self, sentences: Iterable[str], options: TranslationOptions | None = None) -> Iterator[Translation]:

@@ -111,6 +111,7 @@ class TrainingLoop(LightningModule):
             self.load(self._resume)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer that `configure_model` made, which Lightning calls before."""
         return self.optimizer
 
     def transfer_batch_to_device(
@@ -268,7 +269,10 @@ class TrainingLoop(LightningModule):
         self._note(row)
 
     def validate(self) -> Validation | None:
-        """Evaluate the averaged weights, keep them if they are the best, and update the plateau schedule."""
+        """Evaluate the averaged weights, keep them if they are the best, and update the plateau schedule.
+
+        The result is None if there are no held-out pairs.
+        """
         if not self.task.valid:
             return None
         # validation must not change the random numbers of training

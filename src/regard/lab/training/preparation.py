@@ -139,7 +139,11 @@ def counted_by(config: Config, corpus: Corpus) -> str:
 
 
 def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
-    """A vocabulary of the training sentences; "auto" takes the first possible one of `SIZES`, or else the nearest."""
+    """A vocabulary of the training sentences.
+
+    The size "auto" is all words, or the first of `SIZES` that is possible. If none is, it is the size that the last
+    error names as possible.
+    """
     if isinstance(size, int):
         try:
             return train_tokenizer(sentences, size, kind)
@@ -198,7 +202,10 @@ def _pairs_of_step(training: Training) -> tuple[str, int]:
 
 
 def _redistributed(before: Config, after: Config) -> Config:
-    """Divide the pairs of a step among the present number of processes."""
+    """The new configuration `after`, with the pairs of a step of `before` divided among its number of processes.
+
+    It stays as it is if that number is the old one, or if the user gave another batch size.
+    """
     old, new = before.training, after.training
     (name, total), world = _pairs_of_step(old), new.devices * new.machines
     if old.devices * old.machines == world or getattr(old, name) != getattr(new, name):

@@ -182,7 +182,7 @@ def answers(training: Training) -> Iterator[None]:
 
 
 def _is_of_transport(error: RuntimeError) -> bool:
-    """Whether an error is about the connection to other processes."""
+    """Whether an error is about the connection to other processes; torch has no class for all of these errors."""
     return isinstance(error, dist.DistError) or any(
         name in str(error) for name in ("gloo", "NCCL", "Connection closed")
     )
