@@ -86,6 +86,7 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
 def read_alignments(written: Mapping[str, WrittenAlignment]) -> PairReading:
     """Written alignments of several systems, by name, of the same words, as one reading."""
     first = next(iter(written.values()))
+    # False: these weights are not negative
     maps = {
         name: DenseMap(torch.tensor(alignment["weights"])[None, None], False) for name, alignment in written.items()
     }

@@ -18,7 +18,7 @@ from regard.viewer.sheet import Sheet
 
 
 def folder_of(place: Path) -> Path:
-    """The folder itself, or that of the translator of the package with its name."""
+    """The folder itself, or the folder of the packaged translator that a name means; an error for an unknown name."""
     if place.exists() or len(place.parts) > 1 or not pretrained_runs():
         return place
     if str(place) in pretrained_runs():

@@ -345,11 +345,11 @@ def _value(text: str) -> Any:
 def _sentence(error: Any) -> str:
     """A sentence about one mistake, an entry of pydantic's `errors()`."""
     place = [str(part) for part in error["loc"]]
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden":  # an unknown section or key
         known = Config.model_fields if len(place) == 1 else Config.model_fields[place[0]].annotation.model_fields  # type: ignore[union-attr]
         kind = "section" if len(place) == 1 else "key"
         return f"there is no {kind} {'.'.join(place)}. {nearest(place[-1], known)}"
-    if error["type"] == "value_error":
+    if error["type"] == "value_error":  # from a validator of a section
         return f"[{'.'.join(place)}] {error['ctx']['error']}."
     if len(place) == 1:
         return f"{place[0]} is a section and not a value. Write [{place[0]}] and its keys below."

@@ -65,6 +65,7 @@ class Task:
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
+            # for noam the formula of the paper has its peak itself
             peak = 1.0 if training.schedule == "noam" else find_system(model.system).learning_rate
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
@@ -84,7 +85,7 @@ class TrainingLoop(LightningModule):
         self, task: Task, on_step: Callable[[TrainingProgress], object] = lambda _: None, resume: Path | None = None
     ) -> None:
         super().__init__()
-        self.automatic_optimization = False
+        self.automatic_optimization = False  # `training_step` calls backward and the optimizer itself
         self.model, self.task, self.on_step = task.model, task, on_step
         self.training_config = task.config.training
         self.schedule = task.schedule
