@@ -61,7 +61,7 @@ def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
     """
     on_device = part.to(model.device)
     seen = attention_of(model, on_device.source, on_device.target_input)[model.cross_attention or ""]
-    weights, entropy = seen.dense().mean(1), seen.entropy().mean(1)
+    weights, entropy = seen.dense().mean(1), seen.entropy().mean(1)  # means over the heads, (B, T, S) and (B, T)
     has_output, real = on_device.target_output != PAD, on_device.source != PAD
     ends = (on_device.source == EOS).to(weights)
     marks = punctuation(on_device.source, tokenizer).to(weights)

@@ -387,6 +387,7 @@ class TrainingLoop(LightningModule):
             )
         put_weights(self.model, saved.under("model"), path)
         self.averaging.load(saved.under("average"), facts["averaged"])
+        # the state of Adam, by torch's names; there is none before the first step
         moments = {key: values for key in ("step", "exp_avg", "exp_avg_sq") if (values := saved.under(key))}
         for name, weight in self.model.named_parameters():
             self.optimizer.state[weight] = {
