@@ -42,7 +42,7 @@ def bleu(counts: Tensor) -> Tensor:
     """BLEU = min(1, exp(1 - r / c)) * (prod_n p_n)^(1/4) * 100 of summed counts (..., 10) (Papineni et al. 2002).
 
     Smoothed as sacrebleu does by default ("exp"): the k-th order without a matching n-gram counts 1 / 2^k matches. The
-    result is 0 without any match, or if an order has no n-grams.
+    result is 0 without any match, or if an order has no n-grams. `NUM_COUNTS` says what each of the ten counts is.
 
     >>> float(bleu(torch.tensor([4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1])))
     100.0
