@@ -120,6 +120,7 @@ __all__ = [
 if not TYPE_CHECKING:  # for a type checker, a `__getattr__` would make every misspelt name valid
 
     def __getattr__(name):
+        """Load a name of `_LAZY` at its first use. The error for a missing package names the extra "lab"."""
         if name not in _LAZY:
             raise missing_here(__name__, name, __all__)
         try:
@@ -132,4 +133,5 @@ if not TYPE_CHECKING:  # for a type checker, a `__getattr__` would make every mi
             raise MissingPackage(f"lab.{name}", error.name or "", "lab") from None
 
     def __dir__():
+        """All public names, also those that are not loaded yet."""
         return [*__all__, "data"]

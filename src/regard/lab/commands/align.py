@@ -40,7 +40,10 @@ def run(settings: AlignOptions) -> None:
 
 
 def _pairs(settings: AlignOptions) -> Iterator[tuple[str, str]]:
-    """The lines of both files as pairs."""
+    """The lines of both files as pairs; an error if one file ends before the other.
+
+    `lines` yields (line number, text), so `pair[0][1]` is the text of the source.
+    """
     sides = (lines(path, "align") for path in (settings.source, settings.target))
     for number, pair in enumerate(zip_longest(*sides), 1):
         if None in pair:

@@ -50,7 +50,11 @@ def run(settings: StudyOptions) -> None:
 
 
 def _study(settings: StudyOptions) -> tuple[Study, Path]:
-    """The study and its folder; options that do not describe a study mean the one that the folder holds."""
+    """The study and its folder.
+
+    The study is read from the folder with --report, or if --out holds one and no option describes another. Otherwise
+    the options describe it.
+    """
     from regard.lab.comparison.study import STUDY, read_study
 
     if settings.out is not None and not describes_study(settings) and (settings.out / STUDY).exists():
@@ -61,11 +65,15 @@ def _study(settings: StudyOptions) -> tuple[Study, Path]:
 
 
 def _introduce(console: Console, comparison: Comparison, processes: int, corpus: str) -> None:
+    """Print the corpus, the number of trials, the time that they take, the budget and the warnings.
+
+    `corpus` is the line of `Corpus.describe`.
+    """
     study, progress = comparison.study, comparison.progress
     console.print(corpus, markup=False)
     waiting = sum(one.state == "waiting" for one in progress)
     unit, amount = study.config.training.budget
-    rounds = -(-waiting // processes)
+    rounds = -(-waiting // processes)  # rounded up
     about = f", about {clock(60 * amount * rounds)} of training" if unit == "minutes" and waiting else ""
     done = f" ({len(progress) - waiting} of them finished already)" if waiting < len(progress) else ""
     console.print(
@@ -78,6 +86,7 @@ def _introduce(console: Console, comparison: Comparison, processes: int, corpus:
 
 
 def _counted(things: Sequence[object], name: str) -> str:
+    """The number of things and their name, as "1 seed" or "3 seeds"."""
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
@@ -119,7 +128,10 @@ def _compare(console: Console, comparison: Comparison, processes: int, start: St
 
 @contextmanager
 def _shown(console: Console, progress: Sequence[Progress]) -> Any:
-    """A live table on a terminal; otherwise a line for every trial that starts or ends."""
+    """A live table on a terminal; otherwise a line for every trial that starts or ends.
+
+    Yields the function that shows the present state of `progress`.
+    """
     if console.is_terminal:
         with Live(table(progress), console=console, refresh_per_second=2) as live:
             yield lambda: live.update(table(progress))
@@ -128,6 +140,10 @@ def _shown(console: Console, progress: Sequence[Progress]) -> Any:
 
 
 def _lines(console: Console, progress: Sequence[Progress]) -> Callable[[], None]:
+    """A function that prints a line for every trial that began to train or ended since its last call.
+
+    `states` holds the state of every trial at that call, by the name of the trial.
+    """
     states = {one.trial.name: one.state for one in progress}
 
     def show() -> None:
@@ -169,6 +185,7 @@ def table(progress: Sequence[Progress]) -> Table:
 
 
 def _number(value: float | None, form: str) -> str:
+    """The cell of a number in a format such as ".1f"; empty for None."""
     return "" if value is None else format(value, form)
 
 
@@ -187,6 +204,7 @@ def _conclude(console: Console, comparison: Comparison) -> None:
 
 
 def _report(console: Console, comparison: Comparison) -> None:
+    """Write the report of the finished trials, and print the path of its page."""
     with console.status("Writing the report"):
         path = comparison.report()
     console.print(f"Report: {path}", markup=False)

@@ -38,7 +38,12 @@ INVENTED = {
 
 
 def run(names: list[str], show: int, max_words: int | None, seed: int) -> None:
-    """List corpora, build one (en-es), or describe one."""
+    """List corpora, build one (en-es), or describe one.
+
+    Without `names` the corpora are listed. A pair of languages is built if it is missing, then described like any other
+    corpus. `show` is the number of pairs to print. `max_words` is the most words of a side; None takes the default of
+    the corpus.
+    """
     if not names:
         _list(Console())
         return
@@ -70,6 +75,7 @@ def build(source: str, target: str, max_words: int) -> None:
 
 
 def _list(console: Console) -> None:
+    """Print a table of the corpora: invented ones, Bibles that are built, and Bibles that can be built."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("corpus", "where", "what it is"):
         table.add_column(title)
@@ -83,7 +89,7 @@ def _list(console: Console) -> None:
             where = "embedded" if path.parent == EMBEDDED else "cache"
             table.add_row(name, where, f"{_editions(source, target)}; segments of up to {words} words")
     for source, target in combinations(EDITIONS, 2):
-        if source == "en" and frozenset((source, target)) not in available:
+        if source == "en" and frozenset((source, target)) not in available:  # other pairs can be built, too
             what = f"{_editions(source, target)}; built by: regard data {source}-{target}"
             table.add_row(f"bible-{source}-{target}", "to build", what)
     console.print(table)
@@ -92,10 +98,12 @@ def _list(console: Console) -> None:
 
 
 def _editions(source: str, target: str) -> str:
+    """The titles of the Bibles of two languages."""
     return f"{EDITIONS[source].title} / {EDITIONS[target].title}"
 
 
 def _describe(console: Console, corpus: Corpus, show: int) -> None:
+    """Print the sizes, the sentence lengths and the hash of a corpus, and `show` pairs, evenly distributed."""
     console.print(Text(corpus.describe()))
     sides = [[len(cut(getattr(pair, side))) for pair in corpus.train] for side in ("source", "target")]
     means = " and ".join(f"{sum(side) / len(side):.1f}" for side in sides)

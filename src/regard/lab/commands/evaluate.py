@@ -62,6 +62,7 @@ def _bars() -> Iterator[Callable[[Run, int, int], None]]:
         tasks: dict[Path, TaskID] = {}
 
         def show(run: Run, done: int, total: int) -> None:
+            """Update the bar of a run; the first call of a run makes its bar."""
             if run.path not in tasks:
                 tasks[run.path] = progress.add_task(f"Translating with {run.path.name}", total=total)
             progress.update(tasks[run.path], completed=done)
@@ -86,6 +87,7 @@ def print_evaluation(console: Console, measured: Evaluation, title: str) -> None
 
 
 def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
+    """The rows of the table of an evaluation: name, value, note."""
     low, high = measured.interval
     rows = [("sentences", f"{measured.num_sentences}", f"{measured.skipped} skipped" if measured.skipped else "")]
     if measured.left_out:
@@ -95,6 +97,7 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
     if (novel := measured.novel) is not None:
         rows.append(("BLEU, novel", f"{novel.bleu:.2f}", f"{novel.count} sources unlike every training source"))
     if measured.retrieval:
+        # the first of these buckets has all sentences
         rows.append(("BLEU, copied", f"{measured.retrieval[0].bleu:.2f}", "the target of the nearest training source"))
     rows.append(("chrF", f"{measured.chrf.score:.2f}", ""))
     rows.append(("TER", f"{measured.ter.score:.2f}", "lower is better"))
@@ -112,7 +115,10 @@ def _rows(measured: Evaluation) -> list[tuple[str, str, str]]:
 
 
 def bucket_table(name: str, buckets: Sequence[Bucket], retrieval: Sequence[Bucket] = ()) -> Table:
-    """BLEU by bucket, with counts and intervals, and the BLEU of copying from the training text."""
+    """BLEU by bucket, with counts and intervals, and the BLEU of copying from the training text.
+
+    `name` is the head of the first column. `retrieval` are the buckets of copying; without them that column is missing.
+    """
     table = Table(name, box=None, padding=(0, 2, 0, 0))
     for column in ("sentences", "BLEU", "95 % interval", *(["copied"] if retrieval else [])):
         table.add_column(column, justify="right")
@@ -134,7 +140,7 @@ def frequency_table(measured: Evaluation) -> Table:
 
 
 def print_comparison(console: Console, found: PairedComparison, mine: str, theirs: str) -> None:
-    """Print the comparison of two runs on the same sentences."""
+    """Print the comparison of two runs on the same sentences; `mine` and `theirs` are their names."""
     low, high = found.interval
     console.print()
     console.print(f"{mine}: BLEU {found.bleu[0]:.2f}; {theirs}: BLEU {found.bleu[1]:.2f}", markup=False)

@@ -13,6 +13,7 @@ from regard.cli.options import StudyOptions
 if TYPE_CHECKING:
     from regard.lab import Study
 
+#: Options that vary one system. --prune and --scaled are switches; the others list values.
 SWEEPS = ("heads", "positions", "attention", "prune", "scaled")
 
 #: Options that say where and how trials run; the others describe the study.
@@ -37,15 +38,17 @@ def study_of(settings: StudyOptions) -> Study:
         seeds=None if settings.seeds is None else seeds_of(settings.seeds),
         budget=_budget(settings),
         sweep=sweep,
-        values=_list(value) if isinstance(value, str) else (),
+        values=_list(value) if isinstance(value, str) else (),  # a switch has no values
         preset=settings.preset,
         overrides=tuple(settings.overrides),
     )
+    # `make_study` has no arguments for these
     words = study.train_words if settings.train_words is None else settings.train_words
     return replace(study, train_words=words, without_near=settings.without_near, beam=settings.beam or 1)
 
 
 def _sweep(settings: StudyOptions) -> str | None:
+    """The option of `SWEEPS` that was given; None without one."""
     sweeps = [name for name in SWEEPS if getattr(settings, name)]
     if len(sweeps) > 1:
         raise RegardError(f"compare: --{' and --'.join(sweeps)} are two questions. Run one comparison for each.")
@@ -53,6 +56,7 @@ def _sweep(settings: StudyOptions) -> str | None:
 
 
 def _data(settings: StudyOptions) -> str | tuple[Path, Path] | None:
+    """The corpus for `make_study`: a name or a path, the files of both sides, or None for the default."""
     if settings.data is not None and settings.source is not None:
         raise RegardError("compare: --data and --source are two corpora. Give one of them.")
     if settings.source is None and settings.target is None:
@@ -63,6 +67,7 @@ def _data(settings: StudyOptions) -> str | tuple[Path, Path] | None:
 
 
 def _budget(settings: StudyOptions) -> tuple[str, float] | None:
+    """The unit and the amount of the budget; None if no option gives one."""
     budgets = {
         unit: getattr(settings, unit) for unit in ("minutes", "steps", "epochs") if getattr(settings, unit) is not None
     }
@@ -84,7 +89,7 @@ def seeds_of(text: str) -> tuple[int, ...]:
 
 
 def command_of(settings: StudyOptions, folder: Path) -> str:
-    """The command that runs the same comparison again."""
+    """The command that runs the same comparison again. Options with their default value are left out."""
     words = ["regard", "compare"]
     for name, value in vars(settings).items():
         flag = "--" + name.replace("_", "-")
@@ -94,4 +99,5 @@ def command_of(settings: StudyOptions, folder: Path) -> str:
 
 
 def _list(text: str) -> list[str]:
+    """The parts of a text between commas, without empty ones."""
     return [part.strip() for part in text.split(",") if part.strip()]

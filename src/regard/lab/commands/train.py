@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def run(settings: TrainOptions) -> None:
-    """Train, and print how to translate or how to continue."""
+    """Train, and print how to translate or how to continue. Of several processes only the first one prints."""
     if settings.template:
         from regard.lab import Config
 
@@ -35,6 +35,7 @@ def run(settings: TrainOptions) -> None:
     from regard.lab.training.ranks import process_number
 
     kept = None
+    # a run without a saved state cannot be resumed, so it begins anew, with the configuration that it wrote
     if is_unsaved_run := settings.resume and settings.out is not None and is_unsaved(settings.out):
         settings, kept = replace(settings, resume=False), _kept_config(settings)
     config, folder = _configured(settings, kept)
@@ -53,18 +54,24 @@ def run(settings: TrainOptions) -> None:
         raise
     if not console.quiet:
         _conclude(console, folder, trained.outcome.reason, trained.outcome.progress)
+    # the state is saved, but the command ends as after Ctrl-C
     if trained.outcome.reason == "interrupted":
         raise KeyboardInterrupt
 
 
 @contextmanager
 def _progress(console: Console, config: Config, folder: Path) -> Any:
-    """Show what `train` does: a status line while it prepares, then a bar. Gives its `on_start` and `on_step`."""
+    """Show what `train` does: a status line while it prepares, then a bar.
+
+    Yields the arguments `on_start` and `on_step` of `train`. `steps` gets the function that updates the bar when the
+    training starts.
+    """
     with ExitStack() as stack:
         status = stack.enter_context(console.status("Reading the corpus and learning its vocabularies"))
         steps: list[Callable[[TrainingProgress], None]] = []
 
         def on_start(prepared: Prepared) -> None:
+            """End the status line, print what will be trained, and begin the bar."""
             status.stop()
             for key, (before, now) in prepared.changes.items():
                 console.print(f"{folder / 'config.toml'}: {key} was {before!r} and is now {now!r}.", markup=False)
@@ -128,6 +135,7 @@ def _options(settings: TrainOptions) -> Iterable[str]:
 
 
 def _quoted(value: Any) -> str:
+    """A value as a text in quotes, so that an override is not read as a number; JSON quotes it as TOML does."""
     return json.dumps(str(value), ensure_ascii=False)
 
 
@@ -142,6 +150,7 @@ def _name(config: Config) -> str:
 
 
 def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
+    """Print the corpus, the size of the model, the budget and the folder."""
     model, config = prepared.task.model, prepared.task.config
     unit, amount = config.training.budget
     weights = sum(weight.numel() for weight in model.parameters())
@@ -156,6 +165,7 @@ def _introduce(console: Console, prepared: Prepared, folder: Path) -> None:
 
 
 def _conclude(console: Console, folder: Path, reason: str, progress: TrainingProgress) -> None:
+    """Print the last validation, why the training ended (`Outcome.reason`), and the next command."""
     measured = [row for row in progress.rows if row.get("valid_loss") is not None]
     if measured:
         row = measured[-1]
@@ -184,6 +194,7 @@ def _bar(console: Console, config: Config) -> Any:
         task = bar.add_task("", total=1.0)
 
         def show(progress: TrainingProgress) -> None:
+            """Update the bar after each of the first 5 steps, then after every fifth step."""
             if progress.step % 5 and progress.step > 5:
                 return
             bar.update(task, completed=progress.share, description=_described(progress, left(progress)))

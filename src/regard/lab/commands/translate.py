@@ -59,7 +59,7 @@ def load(folder: str | None, name: str | None) -> Run:
 
 
 def _arguments(settings: TranslateOptions) -> tuple[str | None, str]:
-    """RUN and TEXT, or only TEXT with --model."""
+    """RUN and TEXT of the command. RUN is None with --model; TEXT is "-", standard input, if it is not given."""
     given = list(settings.arguments)
     folder = given.pop(0) if settings.model is None and given else None
     if (settings.model is None and folder is None) or len(given) > 1:
@@ -95,7 +95,10 @@ def read_lines(source: str) -> Iterator[list[str]]:
 
 
 def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
-    """Complete lines as soon as they arrive: `read1` waits only for the first bytes."""
+    """Complete lines as soon as they arrive: `read1` waits only for the first bytes.
+
+    `rest` is the beginning of a line whose end has not arrived. `number` counts the lines before it, for errors.
+    """
     rest, number = b"", 0
     stream = utf8_stream(stream, name, "translate")
     while data := stream.read1(CHUNK):
@@ -106,7 +109,10 @@ def _decoded(stream: IO[bytes], name: str) -> Iterator[list[str]]:
 
 
 def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]]:
-    """The lines as text. An error about an unreadable line comes after the lines before it."""
+    """The lines as one list of texts; nothing without lines. `number` is the number of lines before them.
+
+    If a line cannot be read, the lines before it are yielded first, then the error is raised.
+    """
     texts: list[str] = []
     try:
         for place, line in enumerate(lines, number + 1):
@@ -121,13 +127,19 @@ def _texts(lines: Sequence[bytes], number: int, name: str) -> Iterator[list[str]
 
 @dataclass(frozen=True)
 class _Printer:
+    """Prints translations, and collects what `report` says at the end.
+
+    `skipped` counts the lines that were not translated, by reason. `cut` has the numbers of the lines whose best
+    translation has no end. `unknown` has a note for each line with unknown pieces.
+    """
+
     settings: TranslateOptions
     skipped: Counter[str] = field(default_factory=Counter)
     cut: list[int] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
 
     def print(self, number: int, done: Translation) -> None:
-        """Print one line for each input line; more with --n-best and --align show."""
+        """Print one line for input line `number`, counted from 0; more with --n-best and --align show."""
         if done.hypotheses and not done.hypotheses[0].ended:
             self.cut.append(number + 1)
         if done.num_unknown:
@@ -149,6 +161,7 @@ class _Printer:
             Console().print(picture(done.alignment))
 
     def _lines(self, number: int, done: Translation) -> Iterator[str]:
+        """The lines to print for one input line: its best translation, or with --n-best all of them."""
         if (self.settings.n_best or 1) > 1:
             yield from (" ||| ".join(fields) for fields in self._ranked(number, done))
         else:
@@ -167,7 +180,7 @@ class _Printer:
             yield [str(number), text, "nan", *links]
 
     def _linked(self, done: Translation, n: int) -> list[str]:
-        """A text, and with --align its links. Links count words, so words are separated by spaces."""
+        """Text `n`, and with --align pharaoh its links. Links count words, so words are then separated by spaces."""
         text = done.texts[n] if done.texts else ""
         if self.settings.align != "pharaoh":
             return [text]
@@ -177,7 +190,10 @@ class _Printer:
         return [" ".join(alignment.target), write_pharaoh(alignment.links())]
 
     def report(self, number: int) -> None:
-        """Print to stderr which lines were not translated, and why."""
+        """Print to stderr which of the `number` lines were not translated, and why.
+
+        Also which have pieces that the model does not know, and which translations reached their maximum length.
+        """
         errors, long = Console(stderr=True, soft_wrap=True), [reason for reason in self.skipped if reason != "empty"]
         if long:
             named = first_few(long, separator="; ")
@@ -196,7 +212,11 @@ class _Printer:
 
 
 def picture(alignment: Alignment) -> Text:
-    """The alignment as text: target words down, source words across; darker means more weight."""
+    """The alignment as text: target words down, source words across; darker means more weight.
+
+    The shade is that of the square root of the weight, so that small weights are seen. Each row ends with its strongest
+    source word.
+    """
     if not alignment.weights.numel():
         return Text("no words")
     width, drawn = max(map(cell_len, alignment.target)), Text(no_wrap=True)

@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 class Trained(Protocol):
-    """The measurements of a run."""
+    """The measurements of a run: the rows of metrics.csv, the evaluation, and the result of `pruning` or {}."""
 
     @property
     def metrics(self) -> Sequence[Mapping[str, float | None]]: ...
@@ -52,29 +52,32 @@ def curves(systems: Mapping[str, Sequence[Trained]]) -> list[dict[str, Any]]:
 
 
 def _curve(title: str, x: str, y: str, series: Mapping[str, Sequence[tuple[Any, float]]]) -> dict[str, Any]:
+    """One chart of `curves`: its series are points (x, y) by name; empty ones are left out."""
     shown = [{"name": name, "points": [list(point) for point in points]} for name, points in series.items() if points]
     return {"title": title, "x": x, "y": y, "series": shown}
 
 
 def _trained(runs: Sequence[Trained], x: str, y: str) -> list[tuple[Any, float]]:
-    """Means over the runs at each step; if x is minutes, they are means, too."""
+    """Points of two columns of metrics.csv, one for each step: both are means over the runs that measured this step."""
     rows = [row for run in runs for row in run.metrics if None not in (row.get("step"), row.get(x), row.get(y))]
     places = dict(_means((row["step"], row[x]) for row in rows))
     return [(places[step], value) for step, value in _means((row["step"], row[y]) for row in rows)]
 
 
 def _by_length(runs: Sequence[Trained]) -> list[tuple[Any, float]]:
+    """Points (label of a bucket of source lengths, mean BLEU over the runs)."""
     buckets = [bucket for run in runs if run.evaluation for bucket in run.evaluation.by_length]
     return _means((bucket.label, bucket.bleu) for bucket in buckets)
 
 
 def _pruned(runs: Sequence[Trained], order: str) -> list[tuple[Any, float]]:
+    """Points (share of removed heads, mean BLEU over the runs), for one of `ORDERS`."""
     points = [point for run in runs for point in run.pruning.get("points", ()) if point["order"] == order]
     return _means((point["share"], point["bleu"]) for point in points)
 
 
 def _means(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, float]]:
-    """The mean of the values of each place, in the order of places.
+    """The mean of the values of each place, in the order in which the places first occur.
 
     >>> _means([(1, 2.0), (3, 5.0), (1, 4.0)])
     [(1, 3.0), (3, 5.0)]

@@ -81,6 +81,7 @@ def make_study(
 
 
 def _entries(names: Sequence[str], sweep: str | None, values: Sequence[str]) -> tuple[Entry, ...]:
+    """The systems of a study: the named ones, or the variants of one system in a sweep."""
     for name in names:
         find_system(name)  # raises an error for an unknown name
     if sweep is None:
@@ -91,7 +92,7 @@ def _entries(names: Sequence[str], sweep: str | None, values: Sequence[str]) -> 
 
 
 def _sections(data: str | tuple[Path, Path] | None, unit: str, amount: float) -> dict[str, dict[str, Any]]:
-    """The configuration that all trials share, before overrides."""
+    """The configuration that all trials share, before overrides; training losses are logged as often as validations."""
     corpus: dict[str, Any] = {}
     if isinstance(data, tuple):
         corpus = {"source": str(data[0]), "target": str(data[1])}
@@ -108,7 +109,7 @@ def _sections(data: str | tuple[Path, Path] | None, unit: str, amount: float) ->
 def _validation_steps(unit: str, amount: float) -> int:
     """Steps between two validations: about eight points of a learning curve, and at most 1,000 steps."""
     if unit == "epochs":
-        return 500
+        return 500  # the default, because the steps of an epoch are not known yet
     steps = amount if unit == "steps" else amount * STEPS_PER_MINUTE
     return max(1, min(1000, round(steps / 8)))
 

@@ -30,7 +30,10 @@ BINS = 10
 
 
 def inspect(run: Run, corpus: Corpus, similarities: Sequence[float]) -> dict[str, Any]:
-    """Shares and entropy of the cross-attention, gradients, and alignments of a few sentences."""
+    """Shares and entropy of the cross-attention, gradients, and alignments of a few sentences, for looking.json.
+
+    `similarities` are those of each test source to its nearest training source; they choose the aligned sentences.
+    """
     pairs = pairs_within(corpus.test, run.source_tokenizer, run.target_tokenizer, LIMIT)
     lengths = [len(cut(pair.source)) for pair in corpus.test]
     close = [corpus.test[n] for n in chosen_sentences(similarities, lengths)]
@@ -62,10 +65,11 @@ def gradient_profile(run: Run, pairs: Sequence[Pair]) -> dict[str, Any]:
     encoded = encode_pairs(pairs, run.source_tokenizer, run.target_tokenizer)
     batch = Batch.of([pair for pair in encoded if pair[0] and pair[1]])
     near = batch.to(run.model.device)
-    norms = source_gradients(run.model, near.source, near.target).cpu()
+    norms = source_gradients(run.model, near.source, near.target).cpu()  # (B, T, S)
     num_tokens = (batch.target_output != PAD).sum(1, keepdim=True)
-    by_position = norms.sum(1) / num_tokens
+    by_position = norms.sum(1) / num_tokens  # (B, S): the mean over target tokens
     words = (batch.source != PAD) & (batch.source != EOS)
+    # the middle of each word, from 0 (start of the source) to 1 (end)
     places = (torch.arange(words.shape[1]) + 0.5) / words.sum(1, keepdim=True).clamp_min(1)
     bins = (places * BINS).long().clamp_max(BINS - 1)
     mean = (by_position * words).sum(1, keepdim=True) / words.sum(1, keepdim=True).clamp_min(1)
@@ -79,12 +83,13 @@ def gradient_profile(run: Run, pairs: Sequence[Pair]) -> dict[str, Any]:
 
 
 def _binned(values: Tensor, bins: Tensor, real: Tensor) -> list[float | None]:
-    """The mean in each bin; None for an empty bin."""
+    """The mean of values (B, S) in each bin, where `real`; None for an empty bin. `bins` (B, S) are numbers of bins."""
     chosen = [values[real & (bins == number)] for number in range(BINS)]
     return [float(members.double().mean()) if members.numel() else None for members in chosen]
 
 
 def _shares(run: Run, pairs: Sequence[Pair]) -> dict[str, float | None]:
+    """The fields of `AttentionShares`, by their names in looking.json; None for a model without cross-attention."""
     names = {
         "entropy": "entropy",
         "spread": "spread",

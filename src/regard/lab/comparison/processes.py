@@ -61,7 +61,7 @@ class LocalProcess:
         os.set_blocking(self._pipe.fileno(), False)
 
     def look(self) -> tuple[int | None, bytes]:
-        code, output = self._process.poll(), b""
+        code, output = self._process.poll(), b""  # polled before the pipe is read, so no last output is lost
         while not self._pipe.closed and (data := self._pipe.read(1 << 16)):
             output += data
         if code is not None:
@@ -79,7 +79,8 @@ class LocalProcess:
 class ClusterProcess:
     """A `LocalProcess` on a machine of a Ray cluster. The folder of the trial must have the same path there.
 
-    It waits, without output, until a processor is free.
+    It waits, without output, until a processor is free. A call of `look` on the other machine is always under way;
+    `look` here returns its result if it has arrived, and begins the next call.
     """
 
     def __init__(self, ray: Any, command: list[str], log: Path) -> None:

@@ -33,7 +33,7 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
     """BLEU after removing heads: the least important first, at random, the most important first, and each alone.
 
     Importance is that of Michel et al. (2019, arXiv:1905.10650), on validation pairs; BLEU is that of greedy
-    translations of test pairs.
+    translations of test pairs. The result is the content of pruning.json.
     """
     tokenizers = run.source_tokenizer, run.target_tokenizer
     pairs = spread(pairs_within(corpus.test, *tokenizers, LIMIT), TRANSLATED)
@@ -46,6 +46,7 @@ def pruning(run: Run, corpus: Corpus, progress: Callable[[float], object] = lamb
     done, todo = [0], len(ORDERS) * len(SHARES) + count
 
     def one_more(_: Any = None) -> None:
+        """Count one more measured BLEU. `pruning_curve` also passes its point, which is not needed here."""
         done[0] += 1
         progress(done[0] / todo)
 
@@ -71,6 +72,7 @@ def role(module: str) -> str:
 
 
 def _loss(model: Any, batch: Batch) -> Tensor:
+    """The mean loss over the target tokens of a batch, whose derivative `importance` computes."""
     loss = translation_loss(model, batch.source, batch.target)
     return loss.smoothed / loss.num_tokens
 
@@ -78,7 +80,7 @@ def _loss(model: Any, batch: Batch) -> Tensor:
 def _single(
     run: Run, found: ImportanceScores, quality: Score, whole: float, one_more: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """BLEU without one head, for every head."""
+    """BLEU without one head, for every head, and its difference from `whole`, the BLEU with all heads."""
     rows = []
     for module, value in found.values.items():
         for head in range(len(value)):

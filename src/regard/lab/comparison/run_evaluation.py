@@ -58,6 +58,7 @@ class PairSelection:
         pairs = getattr(corpus, self.split)[: self.first]
         if not self.without_near:
             return pairs, 0
+        # `without_near` filters the test split
         distinct = without_near(replace(corpus, test=pairs)).test
         return distinct, len(pairs) - len(distinct)
 
@@ -175,7 +176,11 @@ def corpus_of(run: Run) -> Corpus:
 
 @dataclass(frozen=True)
 class _Task:
-    """Pairs to evaluate runs on, with one tokenizer for BLEU."""
+    """Pairs to evaluate runs on, with one tokenizer for BLEU.
+
+    `num_left_out` is the number of near-duplicates that are not among the pairs. `options` are those of
+    `evaluate_run`, which each run completes by its own.
+    """
 
     selection: PairSelection
     corpus: Corpus
@@ -186,6 +191,10 @@ class _Task:
 
     @staticmethod
     def of(run: Run, selection: PairSelection, tokenizer: str | None, options: dict[str, Any]) -> _Task:
+        """The chosen pairs of the run's corpus.
+
+        The tokenizer is the given one, or that of the run, or else that of the script of the training targets.
+        """
         if tokenizer is not None:
             check_tokenizer(tokenizer)
         corpus = corpus_of(run)

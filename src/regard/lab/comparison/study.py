@@ -160,7 +160,7 @@ class Study:
         model = sections["model"]
         model["system"] = entry.name
         for key, value in entry.settings.items():
-            (model if key in Model.model_fields else model["options"])[key] = value
+            (model if key in Model.model_fields else model["options"])[key] = value  # a common option or its own
         sections["training"]["seed"] = seed
         if self.bleu_tokenizer is not None:
             sections["validation"]["bleu_tokenizer"] = self.bleu_tokenizer
@@ -230,7 +230,7 @@ def open_study(study: Study, folder: Path, *, command: str = "", processes: int 
     """
     check_study(study)
     corpus = study.corpus()
-    settings = json.loads(json.dumps(study.settings(corpus)))
+    settings = json.loads(json.dumps(study.settings(corpus)))  # as read from a file: tuples become lists
     if (folder / STUDY).exists():
         _check_same(read_json(folder / STUDY), settings, folder)
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -267,6 +267,7 @@ def similarities_of(folder: Path) -> list[float]:
 
 
 def _check_version(data: Mapping[str, Any], folder: Path) -> None:
+    """Raise an error if comparison.json was written in another format."""
     if data.get("version") != VERSION:
         raise RegardError(
             f"{folder} holds a comparison of version {data.get('version')}; regard {__version__} reads {VERSION}. "
@@ -275,6 +276,10 @@ def _check_version(data: Mapping[str, Any], folder: Path) -> None:
 
 
 def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
+    """Raise an error for settings that differ from those in the folder.
+
+    `before` are the settings in comparison.json, `now` those of `Study.settings`.
+    """
     _check_version(before, folder)
     # settings that older comparisons do not have, with the values that they used
     before = {
@@ -340,7 +345,9 @@ def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
 
 
 def chosen_sentences(similarities: Sequence[float], lengths: Sequence[int], count: int = 6) -> list[int]:
-    """Test sentences for the report: unlike any training source, of 6 to 14 words, evenly over the split.
+    """The numbers of test sentences for the report: unlike any training source, of 6 to 14 words, evenly distributed.
+
+    If no sentence is like that, they are chosen from all. `similarities` and `lengths` (in words) are of test sources.
 
     >>> chosen_sentences([0.1, 0.9, 0.2, 0.1], [7, 7, 30, 8])
     [0, 3]
@@ -352,12 +359,14 @@ def chosen_sentences(similarities: Sequence[float], lengths: Sequence[int], coun
 
 
 def _surroundings(processes: int) -> dict[str, Any]:
+    """The versions of packages and the hardware, for the report."""
     versions = {"regard": __version__, "python": platform.python_version()} | dict(_versions(PACKAGES))
     hardware = {"machine": platform.machine(), "cores": cores(), "processes": processes, "threads_per_process": 1}
     return {"versions": versions, "hardware": hardware}
 
 
 def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
+    """The names and versions of the packages that are installed."""
     for package in packages:
         try:
             yield package, metadata.version(package)
@@ -366,4 +375,5 @@ def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def _write(path: Path, data: Any) -> None:
+    """Write data as indented JSON, completely or not at all."""
     write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")

@@ -32,12 +32,13 @@ def entries(sweep: str, values: Sequence[str] = (), name: str = "transformer") -
         raise RegardError(f"compare: there is no sweep {sweep!r}. {nearest(sweep, SWEEPS)}")
     values = list(values) or list(SWEEPS[sweep])
     if sweep == "prune":
-        return (Entry(name, name),)
-    labels = {value: value if sweep == "scaled" else f"{sweep}-{value}" for value in values}
+        return (Entry(name, name),)  # one system, whose heads are removed after its training
+    labels = {value: value if sweep == "scaled" else f"{sweep}-{value}" for value in values}  # see `Entry.title`
     return tuple(Entry(name, labels[value], _SETTINGS[sweep](value)) for value in values)
 
 
 def _heads(value: str) -> dict[str, Any]:
+    """The option of a system with so many heads."""
     if not value.isdecimal() or int(value) < 1:
         raise RegardError(
             f"compare: --heads {value} is not a number of heads. Give whole numbers, as in --heads 1,4,8."
@@ -51,11 +52,13 @@ def _attention(value: str) -> dict[str, Any]:
 
 
 def _scaled(value: str) -> dict[str, Any]:
+    """The option of a Transformer whose scores are multiplied by 1 / sqrt(D), or not."""
     if value not in SWEEPS["scaled"]:
         raise RegardError(f"compare: --scaled compares {' and '.join(SWEEPS['scaled'])}, not {value!r}.")
     return {"scaled": value == "scaled"}
 
 
+#: By sweep, the function from a value to the options of its variant; `Study.config_of` sets them.
 _SETTINGS: dict[str, Callable[[str], dict[str, Any]]] = {
     "heads": _heads,
     "positions": lambda value: {"positions": value},

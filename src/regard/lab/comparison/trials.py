@@ -53,6 +53,7 @@ def run_trial(folder: Path, label: str, seed: int, tell: Tell = lambda state, **
 
 
 def _taken(study: Study, trial: Trial, folder: Path, tell: Tell) -> bool:
+    """Run the parts of a trial that are not done: training, inspection, pruning, test. False if it was stopped."""
     from regard.lab.comparison.study import similarities_of
     from regard.lab.runs.run import load_run
 
@@ -77,7 +78,10 @@ def find_trial(study: Study, folder: Path, label: str, seed: int) -> Trial:
 
 
 def peak_memory() -> float:
-    """Peak memory of this process in MiB. getrusage would include the process before exec."""
+    """Peak memory of this process in MiB.
+
+    It is read from /proc, where there is one: getrusage also counts the program that this process was before exec.
+    """
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM:"))
@@ -89,6 +93,7 @@ def peak_memory() -> float:
 
 
 def _corpus(study: Study, folder: Path) -> Corpus:
+    """The corpus of the study; an error if it has changed since the comparison was begun."""
     from regard.base.texts.text_files import read_json
     from regard.lab.comparison.study import STUDY
 
@@ -140,10 +145,12 @@ def _telling(tell: Tell) -> Callable[[TrainingProgress], None]:
     last, left = [0.0], TimeLeft()
 
     def on_step(progress: TrainingProgress) -> None:
+        """Send the step, the share of the budget, the time left and the latest loss and BLEU."""
         now = time.monotonic()
         if now - last[0] < OFTEN:
             return
         last[0] = now
+        # the last known value of each column
         latest = {name: value for row in progress.rows for name, value in row.items() if value is not None}
         tell(
             "training",
@@ -174,6 +181,7 @@ def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> No
 
 
 def _prune(run: Run, corpus: Corpus, tell: Tell) -> None:
+    """Measure BLEU without heads, once, in the sweep "prune"."""
     if (run.path / PRUNING).exists():
         return
     from regard.lab.comparison.pruning import pruning
@@ -183,6 +191,10 @@ def _prune(run: Run, corpus: Corpus, tell: Tell) -> None:
 
 
 def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:
+    """Translate and evaluate the test pairs.
+
+    It is the last part of a trial, because evaluation.json marks the trial as finished.
+    """
     from regard.lab.comparison.study import EVALUATION
     from regard.lab.decoding.search import Search
     from regard.lab.decoding.translation import TranslationOptions
@@ -200,6 +212,7 @@ def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tel
 
 
 def _write(path: Path, data: Any) -> None:
+    """Write data as indented JSON, completely or not at all."""
     from regard.base.whole_files import write_whole
 
     write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
@@ -209,7 +222,7 @@ def main(arguments: list[str]) -> int:
     """`python -m regard.lab.comparison.trials FOLDER LABEL SEED`: prints lines of JSON; all else goes to stderr."""
     folder, label, seed = Path(arguments[0]), arguments[1], int(arguments[2])
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
+    os.dup2(2, 1)  # all other output to stdout goes to stderr, also that of libraries
     path = folder / "trials" / f"{label}-{seed}"
     try:
         return 0 if run_trial(folder, label, seed, _teller(channel)) else STOPPED

@@ -87,6 +87,7 @@ def run_trials(
     signals: list[int] = []
 
     def stop(number: int, frame: Any) -> None:
+        """Note the first signal, which the loop looks at; at the second one raise KeyboardInterrupt here."""
         if signals:
             raise KeyboardInterrupt
         signals.append(number)
@@ -108,7 +109,7 @@ def run_trials(
 
 
 class _Worker:
-    """The process of one trial."""
+    """The process of one trial. To make a `_Worker` starts it, and removes the error of an earlier attempt."""
 
     def __init__(self, folder: Path, progress: Progress, start: Start) -> None:
         self.progress, self._rest = progress, b""
@@ -122,7 +123,7 @@ class _Worker:
     def look(self) -> bool:
         """Read the messages of the process; True if it has ended."""
         code, output = self._process.look()
-        *lines, self._rest = (self._rest + output).split(b"\n")
+        *lines, self._rest = (self._rest + output).split(b"\n")  # the last line may be incomplete
         for line in lines:
             facts = json.loads(line)
             self.progress.tell(facts.pop("state"), facts)

@@ -132,6 +132,8 @@ class Batches:
 
     With shard = (rank, world), the batches of all processes at a step are, together, the batch of one process with
     `world` times the size. So training with two processes equals training with one process and the double batch size.
+    `shuffle=False` sorts all pairs by length, the same in every epoch.
+
     Each process gets every world-th row. Numbers of rows differ by at most one. Only the last batches of an epoch can
     have fewer rows than processes; then some processes get an empty batch.
 
@@ -205,7 +207,10 @@ class Batches:
         return batches
 
     def _order(self, random: np.random.Generator) -> np.ndarray:
-        """Random pools of pairs, sorted by length, ascending and descending in turn: lengths do not jump."""
+        """The numbers of all pairs in the order of the batches of `_cut`: random pools, each sorted by length.
+
+        The pools ascend and descend in turn, so a batch over the border of two pools has pairs of similar lengths.
+        """
         count = len(self.pairs)
         if not self.shuffle:
             return np.lexsort(self.lengths.T)
@@ -215,6 +220,7 @@ class Batches:
         return np.concatenate([pool[::-1] if number % 2 else pool for number, pool in enumerate(pools)])
 
     def _fits(self, rows: list[int]) -> bool:
+        """Whether pairs, given by their numbers, are at most one batch of all processes together."""
         width = int(self.lengths[rows].max()) if self.by_tokens else 1
         return len(rows) * width <= self.size * self.shard[1]
 
@@ -235,6 +241,7 @@ class Batches:
 
 
 def _padded(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Ids as one tensor (rows, longest), padded on the right."""
     width = max(map(len, rows), default=0)
     filled = [[*row, *(PAD,) * (width - len(row))] for row in rows]
-    return torch.tensor(filled, dtype=torch.long).view(len(rows), width)
+    return torch.tensor(filled, dtype=torch.long).view(len(rows), width)  # the view is for no rows

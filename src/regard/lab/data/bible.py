@@ -105,6 +105,7 @@ def find_bible(source: str, target: str, max_words: int) -> Path | None:
 
 
 def _limited(corpus: Corpus, max_words: int) -> Corpus:
+    """The corpus without pairs of more than `max_words` words on a side, in all splits; `skipped` counts them."""
     splits = (corpus.train, corpus.valid, corpus.test)
     train, valid, test = (tuple(pair for pair in split if pair.words <= max_words) for split in splits)
     long = sum(map(len, splits)) - len(train) - len(valid) - len(test)
@@ -128,7 +129,7 @@ def build_bible(
     """
     check_languages(source, target)
     sides = [_verses(database, EDITIONS[language].key) for language in (source, target)]
-    ratio = sum(map(len, sides[1].values())) / sum(map(len, sides[0].values()))
+    ratio = sum(map(len, sides[1].values())) / sum(map(len, sides[0].values()))  # of characters
     skipped: Counter[str] = Counter()
     pairs: dict[tuple[str, str], Pair] = {}
     for number, verse in enumerate(sorted(sides[0].keys() & sides[1].keys()), 1):
@@ -145,6 +146,7 @@ def build_bible(
 
 
 def _verses(database: Path, key: str) -> dict[tuple[int, int, int], str]:
+    """The cleaned verses of an edition by (book, chapter, verse), all counted from 1. `key` is `Edition.key`."""
     query = "select bNumber, cNumber, vNumber, vText from bible where bbName = ?"
     try:
         connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
@@ -154,6 +156,7 @@ def _verses(database: Path, key: str) -> dict[tuple[int, int, int], str]:
             connection.close()
     except sqlite3.Error as error:
         raise RegardError(f"bible: {database} is not the database of verses ({error}).") from None
+    # book 19 is the Psalms
     return {(book, chapter, verse): clean(text, (book, verse) == (19, 1)) for book, chapter, verse, text in rows}
 
 
@@ -177,6 +180,10 @@ def clean(text: str, psalm: bool = False) -> str:
 
 
 def _segments(verse: tuple[int, int, int], source: str, target: str, ratio: float) -> Iterator[Pair]:
+    """The aligned segments of one verse; their id is the name of the verse. A side may be empty.
+
+    `ratio` is the number of target characters per source character.
+    """
     book, chapter, number = verse
     parts = [[part for part in CUTS.split(text) if part] for text in (source, target)]
     for bead in align([len(part) for part in parts[0]], [len(part) for part in parts[1]], ratio):
@@ -198,7 +205,11 @@ def _reason(pair: Pair, max_words: int) -> str | None:
 
 
 def _by_verse(pairs: list[Pair]) -> tuple[tuple[Pair, ...], tuple[Pair, ...], tuple[Pair, ...]]:
-    """Training, validation and test pairs. The name of a verse alone decides the split of its pairs."""
+    """Training, validation and test pairs; all pairs of a verse are in one split.
+
+    A hash of their names orders the verses. In this order they fill the test and the validation split; the rest is for
+    training.
+    """
     verses: dict[str, list[Pair]] = {}
     for pair in pairs:
         verses.setdefault(pair.id, []).append(pair)

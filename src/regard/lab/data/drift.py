@@ -47,12 +47,17 @@ def suspicious_line(source: Sequence[str], target: Sequence[str]) -> int:
 
 
 def _certain_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int | None:
-    """The line of the break that the CUSUM test detects first, counted from 0; None if it detects none."""
+    """The line of the break that the CUSUM test detects first, counted from 0; None if it detects none.
+
+    A shift s pairs source line i with target line i + s. The lengths are vectors of lines; `ratio` is the number of
+    target characters per source character.
+    """
     few, difference = min(len(source), len(target)), len(target) - len(source)
     aligned = _costs(source[:few], target[:few], ratio)
     shifts = sorted({*range(-LARGEST_SHIFT, LARGEST_SHIFT + 1), difference} - {0}, key=abs)
+    # by chance the best of N lines and shifts gains about log N nats
     bound = CERTAIN + np.log(few * len(shifts))
-    detected: list[tuple[int, int]] = []
+    detected: list[tuple[int, int]] = []  # (line of the detection, line of the break)
     for shift in shifts:
         shifted_source, shifted_target = source[max(0, -shift) :], target[max(0, shift) :]
         paired = min(len(shifted_source), len(shifted_target), few)
@@ -65,7 +70,10 @@ def _certain_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int 
 
 
 def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
-    """The cheapest break: lines before it unshifted, lines after it shifted so that both files end together."""
+    """The line, from 0, of the cheapest break: lines after it are shifted so that both files end together.
+
+    It is the end of the shorter file, unless another line costs less by more than `LIKELY` nats.
+    """
     few = min(len(source), len(target))
     ahead, behind = _costs(source[:few], target[:few], ratio), _costs(source[-few:], target[-few:], ratio)
     before = np.concatenate([[0.0], np.cumsum(ahead)])
@@ -75,7 +83,7 @@ def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
 
 
 def _costs(source: np.ndarray, target: np.ndarray, ratio: float) -> np.ndarray:
-    """-log 2 (1 - Φ(|δ|)) of pairs of lengths, at most `LARGEST_COST`."""
+    """-log 2 (1 - Φ(|δ|)) of pairs of lengths, at most `LARGEST_COST`; all are vectors of lines."""
     mean = np.maximum((source + target / ratio) / 2, 0.5)  # two empty lines fit
     deviation = np.abs(target - source * ratio) / np.sqrt(mean * VARIANCE)
     tail = torch.special.log_ndtr(torch.from_numpy(-deviation)).numpy()

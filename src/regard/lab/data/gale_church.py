@@ -58,6 +58,7 @@ def align(source: Sequence[int], target: Sequence[int], ratio: float = 1.0) -> l
             f"align: ratio={ratio} must be positive: it is the number of target characters per source character."
         )
     source_ends, target_ends = [0, *accumulate(source)], [0, *accumulate(target)]
+    # for the first i and the first j sentences: the least cost, and the kind of the last bead
     best: dict[tuple[int, int], tuple[float, tuple[int, int]]] = {(0, 0): (0.0, (0, 0))}
     for i in range(len(source_ends)):
         for j in range(len(target_ends)):

@@ -27,6 +27,7 @@ def limit_words(pairs: list[Pair], max_words: int | None) -> tuple[list[Pair], C
         return kept, Counter({f"longer than {max_words} words": len(pairs) - len(kept)})
 
     def fits(pair: Pair) -> bool:
+        # a text of n characters has at most n words, so only longer texts are cut into words
         characters = max(len(pair.source), len(pair.target))
         return characters <= MOST_WORDS or (characters <= MOST_CHARACTERS and pair.words <= MOST_WORDS)
 
@@ -49,7 +50,7 @@ def limit_pieces(corpus: Corpus, source: Tokenizer, target: Tokenizer, max_piece
     'letters: 1 training, 1 validation, 2 test pairs; left out: 1 of more than 2 pieces (2).'
     """
     train, valid = (pairs_within(split, source, target, max_pieces) for split in (corpus.train, corpus.valid))
-    kept, all_pairs = {*map(id, train + valid)}, corpus.train + corpus.valid
+    kept, all_pairs = {*map(id, train + valid)}, corpus.train + corpus.valid  # `id`: pairs may be equal
     left_out = [pair for pair in all_pairs if id(pair) not in kept]
     if not left_out:
         return corpus

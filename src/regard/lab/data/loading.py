@@ -66,6 +66,10 @@ def load_corpus(
 
 
 def _read(spec: Path | Sequence[Path], fields: tuple[str, str]) -> tuple[list[Pair], Counter[str]]:
+    """The usable pairs of one or two files or of a folder, and the number of lines left out, by reason.
+
+    A text without a file ending that names no file is taken as a misspelt name of a corpus.
+    """
     if isinstance(spec, str) and not os.path.exists(spec) and not os.path.splitext(spec)[1]:
         names = (*TASKS, "bible-en-fr")
         raise RegardError(f"load_corpus: there is no corpus, file or folder {spec!r}. {nearest(spec, names)}")
@@ -78,6 +82,7 @@ def _own_splits(
     fields: tuple[str, str],
     languages: tuple[str, str],
 ) -> Corpus:
+    """The corpus of a mapping from "train", "valid" and "test" to files."""
     if set(spec) != set(SPLITS):
         raise RegardError(
             f"load_corpus: the names of your own splits must be train, valid and test, got {', '.join(spec)}."

@@ -49,6 +49,7 @@ def read_pairs(
 
 
 def _sides(paths: list[Path], fields: tuple[str, str]) -> Iterable[Sides]:
+    """The source and the target of each line or record, in order; the kind of file decides how they are read."""
     if len(paths) == 2:
         return _two_files(*paths)
     (path,) = paths
@@ -61,6 +62,7 @@ def _sides(paths: list[Path], fields: tuple[str, str]) -> Iterable[Sides]:
 
 
 def _two_files(source: Path, target: Path) -> list[Sides]:
+    """The lines of two files as pairs. If their numbers differ, the error names the first suspicious line."""
     texts = [[line for _, line in lines(path, OPERATION)] for path in (source, target)]
     for path, text in zip((source, target), texts, strict=True):
         if not text:
@@ -81,6 +83,7 @@ def _two_files(source: Path, target: Path) -> list[Sides]:
 
 
 def _tab_lines(path: Path) -> Iterator[Sides]:
+    """The first two columns of each line; two empty texts for an empty line, so that lines can be counted."""
     for number, line in lines(path, OPERATION):
         parts = line.split("\t")
         if len(parts) < 2 and line.strip():
@@ -92,11 +95,13 @@ def _tab_lines(path: Path) -> Iterator[Sides]:
 
 
 def _json_lines(path: Path, fields: tuple[str, str]) -> Iterator[Sides]:
+    """The two fields of each record; two empty texts for an empty line, so that lines can be counted."""
     for number, record in json_records(path, OPERATION):
         yield ("", "") if record is None else _both(record, fields, f"line {number} of {path}")
 
 
 def _both(record: Any, fields: tuple[str, str], where: str) -> Sides:
+    """The texts of two fields of a record; `where` names the record in errors."""
     source, target = (_field(record, name, where) for name in fields)
     return source, target
 

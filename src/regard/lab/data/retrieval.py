@@ -60,7 +60,7 @@ def nearest_pairs(train: Sequence[str], test: Sequence[str]) -> Nearest:
     """
     if not len(train):
         raise RegardError("nearest: there are no training sentences. Give at least one.")
-    numbers: dict[tuple[str, ...], int] = {}
+    numbers: dict[tuple[str, ...], int] = {}  # each n-gram has the number of its first occurrence
     rows = [
         np.array([numbers.setdefault(gram, len(numbers)) for gram in _grams(text)], dtype=np.int64) for text in train
     ]
@@ -86,7 +86,9 @@ def nearest_pairs(train: Sequence[str], test: Sequence[str]) -> Nearest:
 
 @checked
 def without_near(corpus: Corpus, above: float = NEAR) -> Corpus:
-    """The corpus without test pairs whose source is similar to a training source; `skipped` counts them.
+    """The corpus without test pairs whose source has a similarity above `above` to a training source.
+
+    `skipped` counts them. The similarity is that of `nearest_pairs`.
 
     >>> from regard.lab.data import Corpus, Pair, without_near
     >>> train, test = (Pair("a b c", "x"),), (Pair("a b c", "y"), Pair("d", "z"))

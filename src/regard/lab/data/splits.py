@@ -56,8 +56,12 @@ def split_pairs(
 
 
 def _held_out(pairs: Sequence[Pair], groups: list[list[int]], sizes: tuple[int, int], seed: int) -> list[set[int]]:
-    """The numbers of the pairs of each held-out split, of at most `sizes` pairs; a group is never divided."""
+    """The numbers of the pairs of each held-out split, of at most `sizes` pairs, in the order of `sizes`.
+
+    `groups` are the numbers of pairs with the same source; a group is never divided.
+    """
     held_out: list[set[int]] = [set(), set()]
+    # the alphabetically first source stands for its group, so the order of the pairs does not matter
     groups = sorted(groups, key=lambda numbers: stable_draw(seed, min(pairs[n].source.strip() for n in numbers)))
     for numbers in groups:
         for split, size in zip(held_out, sizes, strict=True):
@@ -73,5 +77,5 @@ def _normalized(text: str) -> str:
 
 
 def stable_draw(seed: int, text: str) -> bytes:
-    """A pseudo-random number for a text, the same on every machine."""
+    """A pseudo-random number for a text, as 16 bytes to sort by; the same on every machine."""
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16, key=str(seed).encode()).digest()

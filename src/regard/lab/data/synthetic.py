@@ -32,6 +32,7 @@ ENDINGS = {("sun", "one"): "o", ("sun", "many"): "oi", ("moon", "one"): "a", ("m
 
 
 def _table(text: str) -> tuple[tuple[str, ...], ...]:
+    """Entries between commas, each cut into its words."""
     return tuple(tuple(entry.split()) for entry in text.strip().split(","))
 
 
@@ -88,6 +89,7 @@ class Phrase:
 
 
 def _word(source: str, target: str) -> Phrase:
+    """The phrase of one word and its translation."""
     return Phrase((source,), ((0, target),))
 
 
@@ -119,7 +121,10 @@ def _place(draw: random.Random) -> Phrase:
 
 
 def _sentence(draw: random.Random) -> Phrase:
-    """Source order: subject, verb, object, places, adverb. Target order: adverb, places, subject, object, verb."""
+    """A random sentence of the grammar.
+
+    Source order: subject, verb, object, places, adverb. Target order: adverb, places, subject, object, verb.
+    """
     subject, ending, number = _noun_phrase(draw, BEINGS)
     one, many, stem = draw.choice(VERBS)
     verb = _word(one if number == "one" else many, stem + ending)
@@ -131,15 +136,18 @@ def _sentence(draw: random.Random) -> Phrase:
 
 
 def _letters(draw: random.Random) -> tuple[str, ...]:
+    """3 to 15 random letters."""
     return tuple(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(3, 15)))
 
 
 def _copy(draw: random.Random) -> Phrase:
+    """Random letters, and the same letters as target."""
     letters = _letters(draw)
     return Phrase(letters, tuple(enumerate(letters)))
 
 
 def _reverse(draw: random.Random) -> Phrase:
+    """Random letters, and the same letters in reverse order as target."""
     letters = _letters(draw)
     return Phrase(letters, tuple(enumerate(letters))[::-1])
 

@@ -234,6 +234,7 @@ class WordTokenizer(Tokenizer):
         return [(*SPECIALS, *self.words)[int(number)] for number in ids]
 
     def word_numbers(self, ids: Iterable[int]) -> list[int]:
+        # each id is one word, so the number of a word is that of the words up to it, minus 1
         is_word = [number not in (PAD, BOS, EOS) for number in ids]
         return [count - 1 if counts else -1 for counts, count in zip(is_word, accumulate(is_word), strict=True)]
 
@@ -286,6 +287,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
             raise KeyError(f"kind {data['kind']!r}")
         return WordTokenizer([str(word) for word in data["words"]])
     except (ValueError, KeyError, TypeError) as error:  # RegardError is a ValueError
+        # sentencepiece is not installed: the file may be right
         if isinstance(error, RegardError) and "pip install" in str(error):
             raise
         raise RegardError(
@@ -295,6 +297,7 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 
 def _sentencepiece() -> Any:
+    """The module sentencepiece; the error for a missing package names the extra that has it."""
     try:
         import sentencepiece  # type: ignore[import-not-found]
     except ImportError:
@@ -339,7 +342,10 @@ def _plain(ids: Iterable[int]) -> list[int]:
 
 
 def _numbered(pieces: Iterable[str]) -> list[int]:
-    """The number of each piece's word. A word begins with a space; a lone space belongs to the next word."""
+    """The number of each piece's word; -1 for PAD, BOS and EOS, and for spaces that no word follows.
+
+    A word begins with the sign of a space. A piece of this sign alone belongs to the next word.
+    """
     numbers: list[int] = []
     word, spaces = -1, []  # spaces before the next word
     for index, piece in enumerate(pieces):

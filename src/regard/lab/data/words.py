@@ -35,8 +35,10 @@ JAPANESE = f"[{KANJI}\u30f6]+|[{HIRAGANA}\u30fc]+|[{KATAKANA}]+"
 OTHER = f"[^\\W{SPACELESS}]+|[^{SPACELESS}]"
 
 _spaceless = re.compile(f"[{SPACELESS}]")
+#: A letter of these scripts before a space, if the next word is of these scripts, too.
 _gap = re.compile(f"[{SPACELESS}]\\s+(?=[{SPACELESS}{PUNCTUATION}])")
 _kana = re.compile(f"[{HIRAGANA}{KATAKANA}]")
+#: What a text is cut into, for Japanese (True) and for all other scripts.
 _parts = {
     True: re.compile(f"{JAPANESE}|{CLUSTER}|[{TIBETAN}]+?(?:\u0f0b|$|(?=[^{TIBETAN}]))|{OTHER}"),
     False: re.compile(f"[{KANJI}]|{CLUSTER}|[{TIBETAN}]+?(?:\u0f0b|$|(?=[^{TIBETAN}]))|{OTHER}"),
@@ -87,7 +89,7 @@ def script_without_spaces(texts: Iterable[str]) -> str:
     count = len(_spaceless.findall(whole))
     if count <= letters / 2 or is_segmented(texts):
         return ""
-    if len(_kana.findall(whole)) > count / 20:
+    if len(_kana.findall(whole)) > count / 20:  # Japanese always has kana, Chinese hardly any
         return "Japanese"
     return "Chinese" if len(re.findall(f"[{KANJI}]", whole)) > count / 2 else "other"
 

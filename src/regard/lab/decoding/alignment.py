@@ -52,6 +52,7 @@ def attention_of(model: Translator, source: Tensor, target_input: Tensor) -> dic
     """
     if not any(isinstance(module, Attends) for module in model.modules()):
         return {}
+    # modules of `regard.nn` give their own maps, so there is nothing to verify
     with evaluating(model), watch(model, verify=False) as seen:
         model(source, target_input)
     return seen.maps
@@ -130,13 +131,14 @@ def align(
     if name not in maps:
         raise RegardError(f"align: there is no attention module {name!r}. {nearest(name, maps)}")
     weights = maps[name].dense().mean(1).cpu()
-    first = 0 if reading == "output" else 1
+    first = 0 if reading == "output" else 1  # row t reads y_t and predicts y_(t+1), and y_0 is BOS
     alignments = []
     source_words = source_words or [tokenizers[0].word_numbers(x) for x in sources]
     target_words = target_words or [tokenizers[1].word_numbers(y) for y in targets]
     for row, x, y, *numbers in zip(weights, sources, targets, source_words, target_words, strict=True):
         source_side, source_shares = _words_of_pieces(tokenizers[0], x, numbers[0])
         target_side, target_shares = _words_of_pieces(tokenizers[1], y, numbers[1])
+        # the columns of EOS and of padding are left out
         merged = _merged(row[first : first + len(y), : len(x)], target_shares, source_shares)
         alignments.append(Alignment(source_side, target_side, merged, reading))
     return alignments
@@ -185,6 +187,10 @@ def align_texts(
 def _align_written(
     model: Translator, tokenizers: tuple[Tokenizer, Tokenizer], pairs: Any, encoded: Any, reading: str
 ) -> list[Alignment]:
+    """`align` with the words of the texts as written, in place of those of the pieces.
+
+    `pairs` are the texts of each pair (source, target), `encoded` their ids.
+    """
     texts, ids = list(zip(*pairs, strict=True)), list(zip(*encoded, strict=True))
     words = [
         [written_words(tokenizers[side], *pair) for pair in zip(texts[side], ids[side], strict=True)] for side in (0, 1)
@@ -210,6 +216,8 @@ def written_words(tokenizer: Tokenizer, text: str, ids: Sequence[int]) -> list[i
     """For each id of a text the number of its word in `text.split()`.
 
     Tokenizers normalize: a character may become a space, or vanish, so the pieces may spell other words than the text.
+    If the words, encoded one by one, do not give the same ids, or if the script has no spaces between words, the
+    numbers are those of the pieces (`Tokenizer.word_numbers`).
     """
     if tokenizer.cut(text) != text.split():
         return tokenizer.word_numbers(ids)
@@ -252,12 +260,16 @@ def merge_pieces(weights: Tensor, target_words: Sequence[int], source_words: Seq
 
 
 def _merged(weights: Tensor, target_shares: Tensor, source_shares: Tensor) -> Tensor:
+    """Weights between pieces (T, S) -> weights between words.
+
+    The shares are (words, pieces), from `_membership` or `_words_of_pieces`.
+    """
     target, source = target_shares.to(weights), source_shares.to(weights)
     return (target / target.sum(1, keepdim=True)) @ weights @ source.T
 
 
 def _membership(words: Sequence[int]) -> Tensor:
-    """(words, pieces): 1 where a piece is part of a word, else 0."""
+    """(words, pieces): 1 where a piece is part of a word, else 0. `words` is the word number of each piece, or -1."""
     numbers = torch.tensor(words, dtype=torch.int64)
     count = int(numbers.max()) + 1 if len(words) else 0
     return (numbers == torch.arange(count)[:, None]).double()
@@ -268,7 +280,8 @@ def _words_of_pieces(
 ) -> tuple[tuple[str, ...], Tensor]:
     """The words, and the share of every piece in each word (words, pieces).
 
-    In a script without spaces a piece may be part of two words. Its shares are those of its characters in each.
+    `numbers` is the word number of every piece; -1 means no word. In a script without spaces a piece may be part of two
+    words. Its shares are those of its characters in each.
     """
     words = _words(tokenizer, ids, numbers)
     parts = tokenizer.cut(" ".join(words))
@@ -279,6 +292,7 @@ def _words_of_pieces(
     places = [place for place, part in enumerate(parts) for _ in part]  # the word of every character
     shares, start = torch.zeros(len(parts), len(ids), dtype=torch.float64), 0
     for piece, surface in enumerate(surfaces):
+        # a piece without characters, such as a lone space, belongs to the word of the next character
         inside = places[start : start + len(surface)] or places[start : start + 1] * (numbers[piece] >= 0)
         for place in inside:
             shares[place, piece] += 1 / len(inside)
@@ -287,6 +301,7 @@ def _words_of_pieces(
 
 
 def _words(tokenizer: Tokenizer, ids: Sequence[int], numbers: Sequence[int]) -> tuple[str, ...]:
+    """The text of each word, decoded from its pieces together. `numbers` is the word number of every piece."""
     groups: list[list[int]] = [[] for _ in range(max(numbers, default=-1) + 1)]
     for piece, number in zip(ids, numbers, strict=True):
         if number >= 0:

@@ -239,10 +239,12 @@ class _Sentence:
         return going if any(self._can_win(path) for path in going) else []
 
     def best(self) -> tuple[Hypothesis, ...]:
+        """The `n_best` kept hypotheses, best first; those without an end are behind all others."""
         ranked = sorted(self.kept, key=lambda h: (not h.ended, -h.score))
         return tuple(ranked[: self.search.n_best])
 
     def _keep(self, tokens: tuple[int, ...], log_prob: float, ended: bool) -> None:
+        """Keep a hypothesis. `to_beat` becomes the score of the `n_best`-th of those that have ended."""
         score = log_prob / length_penalty(len(tokens) + ended, self.search.length_penalty)
         self.kept.append(Hypothesis(tokens, score, log_prob, ended))
         scores = sorted((h.score for h in self.kept if h.ended), reverse=True)
@@ -250,13 +252,22 @@ class _Sentence:
             self.to_beat = scores[self.search.n_best - 1]
 
     def _can_win(self, path: _Path) -> bool:
-        """Whether the path can still beat the ended hypotheses: log p only falls, and the penalty is bounded."""
+        """Whether the path can still get a score above `to_beat`.
+
+        log p is at most 0 and only falls, so no later score is above log p / the largest penalty that is still ahead.
+        """
         following, alpha = len(path.tokens) + 1, self.search.length_penalty
         ahead = max(self.limit, following) if alpha >= 0 else following
         return path.log_prob > self.to_beat * length_penalty(ahead, alpha)
 
 
 def _search(model: Translator, source: Tensor, search: Search) -> list[tuple[Hypothesis, ...]]:
+    """The search of `beam_search`, for all sentences together.
+
+    `paths` are the rows of the batch, those of one sentence side by side. After each step the memory is selected anew
+    from that of all sources, by the sentence of each row, and the state from that of the last step, by the parent of
+    each row.
+    """
     on_host = _checked(model, source)
     device, forbidden = source.device, _Forbidden(search, source.device)
     sentences = [_Sentence(search, limit, search.beam) for limit in search.limits(on_host).tolist()]
@@ -313,7 +324,8 @@ class _Forbidden:
         if not 0 < n <= t:
             return log_probs
         tokens = to_device(torch.tensor([path.tokens for path in paths]), log_probs.device)
-        grams = tokens.unfold(1, n, 1)
+        grams = tokens.unfold(1, n, 1)  # all n-grams so far, (R, t - n + 1, n)
+        # the n-grams that begin with the last n - 1 tokens; their last token is forbidden
         again = (grams[..., :-1] == tokens[:, None, t - n + 1 :]).all(-1)
         penalty = torch.zeros_like(again, dtype=log_probs.dtype).masked_fill_(again, NEVER)
         return log_probs.scatter_add_(1, grams[..., -1], penalty)
@@ -324,7 +336,8 @@ def _continuations(
 ) -> Iterator[tuple[list[_Path], list[_Path]]]:
     """For each sentence: its paths, and the `beam` best continuations of all of them.
 
-    First the K best tokens of every row are found, then among these the best of each of the A sentences (`_grid`).
+    First the K best tokens of every row are found, then among these the best of each of the A sentences (`_grid`). A
+    place in the grid, `rank` x K + the place among the K tokens, says which path is continued, and by which token.
     """
     beam = forbidden.search.beam
     logits = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
@@ -339,7 +352,7 @@ def _continuations(
             "beam_search: the model's logits are not finite (NaN or infinity), so its training has diverged. Translate "
             "with an earlier state of it."
         )
-    first, K = 0, values.shape[1]
+    first, K = 0, values.shape[1]  # `first` is the row of the first path of the sentence
     for before, best_log_probs, best_places in zip(groups, log_probs, places, strict=True):
         after, sentence = [], before[0].sentence
         for log_prob, place in zip(best_log_probs, best_places, strict=True):

@@ -113,11 +113,14 @@ def translate(
 
 @dataclass(frozen=True, eq=False)
 class _Work:
+    """What `translate` does with each window of sentences."""
+
     model: Translator
     tokenizers: tuple[Tokenizer, Tokenizer]
     options: TranslationOptions
 
     def window(self, sentences: Sequence[str]) -> list[Translation]:
+        """The translations of sentences, in their order; those of similar length are translated in one batch."""
         encoded = [self.tokenizers[0].encode(sentence) for sentence in sentences]
         done = [
             Translation(sentence, skipped=self._reason(ids)) for sentence, ids in zip(sentences, encoded, strict=True)
@@ -136,17 +139,23 @@ class _Work:
         ]
 
     def _reason(self, ids: Sequence[int]) -> str:
+        """Why a sentence with these ids is not translated; "" if it is."""
         if not ids:
             return "empty"
         return f"{len(ids)} pieces, the limit is {self.options.limit}" if len(ids) > self.options.limit else ""
 
     def _batch(self, sentences: Sequence[str], encoded: Sequence[Sequence[int]]) -> list[Translation]:
+        """Search the translations of sentences, given also by their ids.
+
+        They are aligned only if alignments are wanted, or if a translation has an unknown word to replace.
+        """
         hypotheses = self.options.search(self.model, padded([[*ids, EOS] for ids in encoded], self.model.device))
         done = [self._distinct(*pair) for pair in zip(sentences, hypotheses, strict=True)]
         unknown = self.options.replace_unknown and any(UNK in h.tokens for t in done for h in t.hypotheses)
         if self.options.reading is None and not unknown:
             return done
         words = [written_words(self.tokenizers[0], *pair) for pair in zip(sentences, encoded, strict=True)]
+        # one row for each hypothesis; `words` is the word number of each id of the source
         rows = [(encoded[n], h.tokens, words[n]) for n, t in enumerate(done) for h in t.hypotheses]
         alignments = iter(self._alignments(rows))
         return [self._aligned(t, [next(alignments) for _ in t.hypotheses]) for t in done]
@@ -159,12 +168,17 @@ class _Work:
         return Translation(sentence, tuple(by_text), tuple(by_text.values()))
 
     def _alignments(self, rows: Sequence[tuple[Sequence[int], Sequence[int], Sequence[int]]]) -> Iterator[Alignment]:
+        """The alignments of rows (source ids, target ids, word number of each source id), in batches."""
         reading = self.options.reading or "output"
         for start in range(0, len(rows), self.options.batch):
             sources, targets, words = zip(*rows[start : start + self.options.batch], strict=True)
             yield from align(self.model, self.tokenizers, sources, targets, reading=reading, source_words=words)
 
     def _aligned(self, done: Translation, alignments: list[Alignment]) -> Translation:
+        """The translation with an alignment for each hypothesis, and with its unknown words replaced if that is wanted.
+
+        The alignments are dropped if they were needed only to replace words.
+        """
         texts = list(done.texts)
         for n, alignment in enumerate(alignments):
             written = as_written(self.tokenizers[0], done.source, alignment.source)

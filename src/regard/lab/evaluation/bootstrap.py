@@ -42,7 +42,7 @@ def bleu(counts: Tensor) -> Tensor:
     """BLEU = min(1, exp(1 - r / c)) * (prod_n p_n)^(1/4) * 100 of summed counts (..., 10) (Papineni et al. 2002).
 
     Smoothed as sacrebleu does by default ("exp"): the k-th order without a matching n-gram counts 1 / 2^k matches. The
-    result is 0 without any match, or if an order has no n-grams.
+    result is 0 without any match, or if an order has no n-grams. `NUM_COUNTS` says what each of the ten counts is.
 
     >>> float(bleu(torch.tensor([4.0, 4, 4, 3, 2, 1, 4, 3, 2, 1])))
     100.0
@@ -61,6 +61,7 @@ def resample(size: int, resamples: int = RESAMPLES, seed: int = SEED) -> Tensor:
     """The number of times that every sentence is drawn in every resample, (resamples, size); a row sums to `size`."""
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(size, (resamples, size), generator=generator)
+    # numbers of another range for each resample, so that one bincount counts all
     drawn += size * torch.arange(resamples)[:, None]
     return drawn.flatten().bincount(minlength=resamples * size).view(resamples, size).double()
 
@@ -73,6 +74,7 @@ def bleu_interval(
 
 
 def _interval(values: Tensor, share: float = 0.95) -> tuple[float, float]:
+    """The ends of the interval that holds the middle `share` of the values."""
     low, high = values.quantile(torch.tensor([(1 - share) / 2, (1 + share) / 2], dtype=values.dtype)).tolist()
     return low, high
 
@@ -109,8 +111,10 @@ def paired_bootstrap(a: Tensor, b: Tensor, resamples: int = RESAMPLES, seed: int
             f"paired_bootstrap: counts {tuple(a.shape)} and {tuple(b.shape)}; both must be (sentences, {NUM_COUNTS}) "
             f"or (seeds, sentences, {NUM_COUNTS}) of the same sentences, from bleu_counts."
         )
+    # the same sentences for both systems, (resamples, N); other seeds for each, (resamples, seeds)
     weights = resample(sides[0].shape[1], resamples, seed)
     seeds = [resample(len(side), resamples, seed + number) for number, side in enumerate(sides, 1)]
+    # the summed counts of each resample, (resamples, 10) for each system
     drawn = [torch.einsum("rs,srk->rk", times, weights @ side) for times, side in zip(seeds, sides, strict=True)]
     differences = bleu(drawn[0]) - bleu(drawn[1])
     whole = float(bleu(sides[0].sum((0, 1)))), float(bleu(sides[1].sum((0, 1))))

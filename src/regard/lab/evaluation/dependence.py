@@ -55,10 +55,13 @@ def attention_shares(system: TranslationSystem, pairs: Sequence[Pair], batch: in
 
 
 def _totals(model: Translator, part: Batch, tokenizer: Tokenizer) -> Tensor:
-    """The six numbers of `AttentionShares` summed over the target pieces of a batch, and the number of pieces."""
+    """The first six fields of `AttentionShares`, summed over the target pieces of a batch, then their number; (7,).
+
+    `part` is the batch, and `tokenizer` that of the source.
+    """
     on_device = part.to(model.device)
     seen = attention_of(model, on_device.source, on_device.target_input)[model.cross_attention or ""]
-    weights, entropy = seen.dense().mean(1), seen.entropy().mean(1)
+    weights, entropy = seen.dense().mean(1), seen.entropy().mean(1)  # means over the heads, (B, T, S) and (B, T)
     has_output, real = on_device.target_output != PAD, on_device.source != PAD
     ends = (on_device.source == EOS).to(weights)
     marks = punctuation(on_device.source, tokenizer).to(weights)
@@ -84,6 +87,7 @@ def punctuation(ids: Tensor, tokenizer: Tokenizer) -> Tensor:
 
 
 def _is_mark(piece: str) -> bool:
+    """Whether a piece is only punctuation, apart from the sign of a space."""
     written = piece.strip("▁ ")
     return bool(written) and all(unicodedata.category(character).startswith("P") for character in written)
 
@@ -105,6 +109,7 @@ def source_gradients(model: Translator, source: Tensor, target: Tensor) -> Tenso
     embeddings: list[Tensor] = []
 
     def replaced(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+        """A hook: the embeddings of the source become a leaf, with respect to which gradients are taken."""
         if embeddings or args[0].shape != source.shape or not torch.equal(args[0], source):
             return None
         embeddings.append(output.detach().requires_grad_())
@@ -112,6 +117,7 @@ def source_gradients(model: Translator, source: Tensor, target: Tensor) -> Tenso
 
     hooks = [m.register_forward_hook(replaced) for m in model.modules() if isinstance(m, nn.Embedding)]
     try:
+        # cuDNN's recurrent layers have no backward pass in evaluation mode
         with evaluating(model), torch.enable_grad(), torch.backends.cudnn.flags(enabled=False):
             hidden = model(source, target[:, :-1])
             chosen = model.logits(hidden).log_softmax(-1).gather(2, target[:, 1:, None])[..., 0]

@@ -106,6 +106,7 @@ def ter_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[st
 
 
 def _scored(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
+    """The score of a corpus by one of the metrics of sacrebleu."""
     corpus_score = metric.corpus_score(list(hypotheses), [list(references)])
     return Metric(corpus_score.score, str(metric.get_signature()))
 

@@ -59,8 +59,9 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
     >>> pair_reading.reading.profile.tokens, pair_reading.reading.profile.query_tokens, pair_reading.gold
     (['a', 'b', '</s>'], ['b', '</s>'], [(0, 1, True)])
     """
+    # the maps of systems that split the pair into the same pieces (source, target)
     groups: dict[tuple[tuple[str, ...], tuple[str, ...]], dict[str, AttentionMap]] = {}
-    gold, rest, members = {}, [], {}
+    gold, rest, members = {}, [], {}  # `gold` and `members` (names of systems) have the keys of `groups`
     for name, system in systems.items():
         ids = _ids(system.source_tokenizer, pair.source), _ids(system.target_tokenizer, pair.target)
         source = _labels(system.source_tokenizer, [*ids[0], EOS])
@@ -85,6 +86,7 @@ def read_pair(systems: Mapping[str, TranslationSystem], pair: Pair, parts: bool 
 def read_alignments(written: Mapping[str, WrittenAlignment]) -> PairReading:
     """Written alignments of several systems, by name, of the same words, as one reading."""
     first = next(iter(written.values()))
+    # False: these weights are not negative
     maps = {
         name: DenseMap(torch.tensor(alignment["weights"])[None, None], False) for name, alignment in written.items()
     }
@@ -102,11 +104,16 @@ def _aligned(
     aligned: str = "output",
     model: str = "",
 ) -> PairReading:
+    """The reading of maps by name, whose queries are the target words or pieces and whose keys those of the source.
+
+    `gold` and `aligned` are those of `PairReading`; `model` are the names of the systems.
+    """
     reading = TextReading.of(title, maps, source, queries=target, numbers=range(len(maps)), model=model)
     return PairReading(reading, gold, aligned)
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The ids of a text; an error if it has none."""
     ids = list(tokenizer.encode(text))
     if not ids:
         raise RegardError(f"read_pair: {text!r} has no words. Give a source and a target of at least one word each.")
@@ -137,7 +144,10 @@ def _links_of_pieces(
 
 
 def _labels(tokenizer: Tokenizer, ids: Sequence[int]) -> tuple[str, ...]:
-    """Readable pieces; a piece inside a word begins with ##."""
+    """Readable pieces; a piece inside a word begins with ##.
+
+    Without any sign of a space the pieces are whole words, and stay as they are.
+    """
     pieces = tokenizer.pieces(ids)
     if not any(piece.startswith(SPACE) for piece in pieces):
         return tuple(pieces)

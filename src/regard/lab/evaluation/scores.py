@@ -262,6 +262,7 @@ def evaluate(
     device = system.model.device
     start = clock.seconds(device)
     tokenizers = system.source_tokenizer, system.target_tokenizer
+    # alignments are computed apart, so that `seconds` is the time of the search
     for translation in translate(system.model, *tokenizers, sources, replace(options, reading=None)):
         translations.append(translation)
         progress(len(translations))
@@ -300,7 +301,7 @@ def perplexity(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32
     encoded = encode_pairs(pairs, system.source_tokenizer, system.target_tokenizer)
     with evaluating(system.model):
         total, tokens = negative_log_likelihood(system.model, Batches(encoded, sentences=batch, shuffle=False).epoch(0))
-    return math.exp(min(total / tokens, 700.0))
+    return math.exp(min(total / tokens, 700.0))  # exp of more than 709 overflows
 
 
 def word_frequencies(texts: Iterable[str], tokenizer: str = "13a") -> Counter[str]:
@@ -323,12 +324,14 @@ def by_frequency(
         output, target = Counter(tokenize(hypothesis).split()), Counter(tokenize(reference).split())
         for counter, words in ((put_out, output), (expected, target), (matches, output & target)):
             for word, count in words.items():
+                # the bin: the number of limits that the frequency reaches
                 counter[sum(frequencies.get(word, 0) >= least for least in FREQUENCIES)] += count
     bins = sorted({*put_out, *expected})
     return tuple(Frequency(_range(n), matches[n], put_out[n], expected[n]) for n in bins)
 
 
 def _range(place: int) -> str:
+    """The label of a bin of frequencies, such as "2-4". `place` is the number of `FREQUENCIES` that it reaches."""
     edges = (0, *FREQUENCIES)
     if place == len(FREQUENCIES):
         return f"{edges[place]}+"
@@ -337,6 +340,10 @@ def _range(place: int) -> str:
 
 
 def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], tuple[int, str]]) -> tuple[Bucket, ...]:
+    """BLEU of groups of sentences: `label` gives the (place, text) of the group of a value.
+
+    `counts` (N, 10) are the counts of n-grams of each sentence, and `values` (N,) its length or similarity.
+    """
     if len(values) != len(counts):
         raise RegardError(f"score: {len(values)} similarities for {len(counts)} sentences. Give one for each sentence.")
     labels = [label(float(value)) for value in values]
@@ -348,6 +355,7 @@ def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], t
 
 
 def _retrieval(training: Training, references: Sequence[str], tokenizer: str) -> tuple[Bucket, ...]:
+    """BLEU of copying the nearest training target: of all sentences, then by similarity; () if it is not known."""
     if training.retrieved is None:
         return ()
     counts = bleu_counts(training.retrieved, references, tokenizer)
@@ -357,12 +365,14 @@ def _retrieval(training: Training, references: Sequence[str], tokenizer: str) ->
 
 
 def _length_label(length: float) -> tuple[int, str]:
+    """The place and the text of the bucket of a source length, such as (1, "6-10")."""
     place = sum(length > most for most in LENGTHS)
     first = LENGTHS[place - 1] + 1 if place else 1
     return place, f"{first}-{LENGTHS[place]}" if place < len(LENGTHS) else f"{first}+"
 
 
 def _similarity_label(similarity: float) -> tuple[int, str]:
+    """The place and the text of the bucket of a similarity to the nearest training source."""
     if similarity < NOVEL:
         return 0, f"novel (below {NOVEL})"
     return (1, f"{NOVEL} to {NEAR}") if similarity <= NEAR else (2, f"near-duplicate (above {NEAR})")
@@ -386,4 +396,5 @@ def _error_rate(
 
 
 def _hash(references: Sequence[str]) -> str:
+    """The sha256 of the references, by which two evaluations of the same sentences are recognized."""
     return hashlib.sha256("\n".join(references).encode()).hexdigest()

@@ -37,7 +37,7 @@ class Validation:
     @property
     def perplexity(self) -> float:
         """exp(loss)."""
-        return math.exp(min(self.loss, 700.0))
+        return math.exp(min(self.loss, 700.0))  # exp of more than 709 overflows
 
 
 @torch.no_grad()
@@ -45,6 +45,7 @@ def negative_log_likelihood(model: Translator, batches: Sequence[Batch]) -> tupl
     """The sum of -log p(y) over the target tokens of all batches, and the number of these tokens."""
     total, tokens = 0.0, 0
     for batch in batches:
+        # a process without pairs computes a dummy batch, because the others wait for it
         on_device = batch.filled.to(next(model.parameters()).device)
         loss = translation_loss(model, on_device.source, on_device.target)
         if len(batch):
@@ -68,6 +69,7 @@ def bleu_of(
     batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
 
     def score(model: Translator) -> float:
+        """Translate all sources in batches of similar length, and count in the order of the pairs."""
         texts: dict[int, str] = {}
         device: Any = next(model.parameters()).device
         for batch in batches:

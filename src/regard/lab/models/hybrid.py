@@ -78,11 +78,17 @@ class HybridTranslator(Translator):
         return self.projection(hidden)
 
     def _read(self, memory: Memory, states: Tensor, start: int) -> Tensor:
+        """LSTM states (B, T, C), the first at position `start`, -> outputs of the decoder (B, T, C)."""
         seen = self.cross_attention_layer(states, memory.keys[0], start=start)
         return self.around_cross.after(states, seen.output)
 
 
 def _multi_head(role: str, attention: str | Mapping[str, Any], width: int, num_heads: int) -> MultiHeadAttention:
+    """The attention of a role, "encoder" or "cross".
+
+    `attention` is a mechanism for both (a name, or a mapping with "name"), or a mapping from roles to mechanisms. A
+    role that it lacks has full attention.
+    """
     if isinstance(attention, Mapping) and "name" not in attention:
         attention = attention.get(role, "full")
     head_attention = attention_for(role, attention, num_heads=num_heads, head_dim=max(1, width // num_heads))

@@ -74,6 +74,8 @@ def translation_loss(model: Any, source: Tensor, target: Tensor, smoothing: floa
 
 
 class _Smoothed(torch.autograd.Function):
+    """The two sums of `smoothed_cross_entropy`; only the first one has a gradient."""
+
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
         chosen = logits.gather(1, targets[:, None])[:, 0]
@@ -84,12 +86,14 @@ class _Smoothed(torch.autograd.Function):
         ctx.smoothing = smoothing
         nll = (lse - chosen).sum()
         total = nll if not smoothing else nll + smoothing * (chosen - logits.mean(1)).sum()
+        # a clone, because without smoothing `total` is the same tensor, which has a gradient
         ctx.mark_non_differentiable(nll := nll.clone())
         return total, nll
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        # d total / d z = softmax(z) - eps / V - (1 - eps) [the target], written over the saved softmax
         share, targets = ctx.saved_tensors
         eps, outer = ctx.smoothing, gradients[0]
         if eps:

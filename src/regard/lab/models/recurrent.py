@@ -35,6 +35,9 @@ class RecurrentTranslator(Translator):
     The lowest cell of the decoder has two inputs. `input_width` is the width of the input that is known for all steps
     before decoding; `feed_width` that of the input from the previous step. `dropout` acts on outputs and between
     layers. `embedding_dropout` acts on embeddings. It is 0 by default, because it slows a short training most.
+
+    `State.carried` is a tuple that begins with the states of the cells, the lowest first; `cells[-1][0]` is the output
+    (B, C) of the highest cell.
     """
 
     cross_attention = None
@@ -128,13 +131,15 @@ class FixedVectorTranslator(RecurrentTranslator):
         return self._output(embedded, states, final)
 
     def _output(self, embedded: Tensor, state: Tensor, final: Tensor) -> Tensor:
+        """tanh(W [s; c; e]) of one step, (B, C) each, or of all steps, (B, T, C) each."""
         return self.dropout(torch.tanh(self.readout(torch.cat((state, final, embedded), -1))))
 
 
 class RecurrentAttentionTranslator(RecurrentTranslator):
     """The common part of recurrent decoders with attention: `bridge` attends, and steps run one after the other.
 
-    A subclass defines one step, and the decoder's output from the results of steps.
+    A subclass defines one step, and the decoder's output from the results of steps. `sizes` are the positional
+    arguments of `RecurrentTranslator`, the third is the width.
     """
 
     cross_attention = "bridge"
@@ -272,6 +277,7 @@ class LuongTranslator(RecurrentAttentionTranslator):
         return results[0]
 
     def _attentional_vector(self, context: Tensor, state: Tensor) -> Tensor:
+        """a = tanh(W [c; h]) of one step, (B, C) each, or of all steps, (B, T, C) each."""
         return self.dropout(torch.tanh(self.attentional(torch.cat((context, state), -1))))
 
 
@@ -286,5 +292,6 @@ def bridge_for(attention: Mechanism, width: int, num_heads: int = 1) -> CrossAtt
 
 
 def _final(memory: Memory) -> Tensor:
+    """The last state of the encoder, (B, C)."""
     assert memory.final is not None, "recurrent encoders have a last state"
     return memory.final

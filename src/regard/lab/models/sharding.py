@@ -56,6 +56,7 @@ def gathered_weights(model: nn.Module) -> Iterator[None]:
     Weights must not be read or changed inside.
     """
     sharded: list[Any] = [module for module in model.modules() if is_sharded(module)]
+    # the model itself comes first; its layers gather their weights when they run
     for root in sharded[:1]:
         root.unshard()
     try:

@@ -104,6 +104,7 @@ def _with_heads(model: Translator, left: Mapping[str, int]) -> Translator:
 
 
 def _check_numbers(name: str, given: dict[str, Any]) -> None:
+    """Raise an error for a size or a number of heads that is no positive integer; `given` are the options."""
     for option in ("source_size", "target_size", "width", "layers", "num_heads", "num_key_value_heads", "bridge_heads"):
         value = given.get(option)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
@@ -117,6 +118,7 @@ def _options(constructor: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _luong(kind: str, meaning: str) -> System:
+    """The system with Luong's score "dot", "general" or "concat"; `meaning` describes it."""
     name = f"luong_{kind}"
     make = partial(LuongTranslator, attention=name)
     return System(name, f"Luong {kind}", make, meaning, _options(LuongTranslator))

@@ -42,7 +42,8 @@ class Memory:
     def select(self, index: Tensor) -> Memory:
         """The memory for decoder rows that read the sources at `index`, in that order; an index may be repeated.
 
-        Hypotheses of one sentence share its keys. `states` and `real` remain those of all sources.
+        Rows of one source must be neighbors. Hypotheses of one sentence share its keys. `states` and `real` remain
+        those of all sources.
         """
         rows = Rows.of(index)
         return replace(self, keys=tuple(keys.shared(rows) for keys in self.keys), final=select_rows(self.final, index))
@@ -135,6 +136,7 @@ class Translator(nn.Module, ABC):
 
     def settings(self) -> dict[str, Any]:
         """The arguments of `build` for an equal model, fit for JSON; after `regard.prune` with the heads left."""
+        # a pruned module has fewer channels of queries than of inputs
         left = {
             name: module.num_heads
             for name, module in self.named_modules()
@@ -142,6 +144,7 @@ class Translator(nn.Module, ABC):
         }
         return {**self._settings, "heads_left": left} if left else dict(self._settings)
 
+    #: The arguments of `build`, set by it.
     _settings: dict[str, Any]
 
     @property

@@ -18,7 +18,7 @@ from regard.viewer.sheet import Sheet
 
 
 def folder_of(place: Path) -> Path:
-    """The folder itself, or that of the translator of the package with its name."""
+    """The folder itself, or the folder of the packaged translator that a name means; an error for an unknown name."""
     if place.exists() or len(place.parts) > 1 or not pretrained_runs():
         return place
     if str(place) in pretrained_runs():
@@ -58,7 +58,7 @@ def translator_sheets(folder: Path) -> list[Sheet]:
         raise RegardError(f"view: {folder / CONFIG} is missing, so the corpus is not known.")
     name, pairs = find_system(run.model.settings()["name"]).title, read_corpus(make_config(run.config).data).test
     chosen = chosen_sentences([0.0] * len(pairs), [len(cut(pair.source)) for pair in pairs])
-    charts = curves({name: [read_trial(folder, name, 0)]})
+    charts = curves({name: [read_trial(folder, name, 0)]})  # a run alone has no label and no seed, and needs none
     return [Sheet.of(*arguments, charts) for n in chosen for arguments in read_pair({name: run}, pairs[n], parts=True)]
 
 
@@ -66,6 +66,7 @@ def comparison_sheets(folder: Path) -> list[Sheet]:
     """The sentences that every system of a comparison aligned, side by side, from the files of its trials."""
     study = read_study(folder)
     trials = {title(about): study.of(about["label"], finished=False) for about in study.about["systems"]}
+    # the alignments of the first seed that has written them; None for a system without attention
     written = {
         name: next(filter(None, (trial.looking.get("alignments") for trial in of_system)), None)
         for name, of_system in trials.items()

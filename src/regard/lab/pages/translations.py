@@ -43,6 +43,7 @@ def translator_model(name: str, run: Run) -> LiveModel:
     title = find_system(run.model.settings()["name"]).title
 
     def read(text: str, check: Check) -> list[Sheet]:
+        """A sheet for each reading of the text and its translation. `check` is called all the while, and may raise."""
         check_length(len(run.source_tokenizer.encode(text)), TOKENS)
         with stoppable(run.model, check):
             (translation,) = run.translate([text])

@@ -35,6 +35,7 @@ def alignment_figures(study: Study) -> list[tuple[str, list[Figure]]]:
 
 
 def _plain(label: str) -> str:
+    """A label in characters that a file name can have."""
     return re.sub(r"[^\w.]+", "-", label)
 
 
@@ -60,10 +61,12 @@ def alignment_figure(name: str, system: str, alignment: Mapping[str, Any]) -> Fi
 
 
 def _short(word: str) -> str:
+    """A word of at most `LONGEST` characters; the end of a longer word is replaced by "…"."""
     return word if len(word) <= LONGEST else word[: LONGEST - 1] + "…"
 
 
 def _labels(source: Sequence[str], target: Sequence[str], left: float, top: float) -> list[str]:
+    """The source words above the grid, turned, and the target words beside it. Its corner is at pixel (left, top)."""
     across = [
         f'<text transform="translate({left + CELL * (s + 0.5) + 4:g} {top - 5:g}) rotate(-90)">{escape(word)}</text>'
         for s, word in enumerate(source)
@@ -76,6 +79,7 @@ def _labels(source: Sequence[str], target: Sequence[str], left: float, top: floa
 
 
 def _cells(weights: Sequence[Sequence[float]], left: float, top: float) -> list[str]:
+    """A square for each weight of at least 0.003; smaller ones would hardly be visible."""
     cells = [
         f'<rect x="{left + CELL * s:g}" y="{top + CELL * t:g}" width="{CELL}" height="{CELL}" '
         f'fill-opacity="{min(max(weight, 0.0), 1.0) ** 0.5:.2f}"/>'
@@ -87,6 +91,7 @@ def _cells(weights: Sequence[Sequence[float]], left: float, top: float) -> list[
 
 
 def _frame(left: float, top: float, width: int, height: int) -> str:
+    """The frame of a grid of `width` x `height` cells."""
     return (
         f'<rect x="{left:g}" y="{top:g}" width="{CELL * width}" height="{CELL * height}" fill="none" '
         'stroke="currentColor" stroke-opacity="0.3"/>'
@@ -94,6 +99,7 @@ def _frame(left: float, top: float, width: int, height: int) -> str:
 
 
 def _gold(links: Sequence[Sequence[int]], left: float, top: float) -> list[str]:
+    """A frame for each gold link (source word, target word)."""
     return [
         f'<rect x="{left + CELL * s + 1.5:g}" y="{top + CELL * t + 1.5:g}" width="{CELL - 3}" height="{CELL - 3}" '
         'fill="none" stroke="#d55e00" stroke-width="1.5"/>'
@@ -102,7 +108,7 @@ def _gold(links: Sequence[Sequence[int]], left: float, top: float) -> list[str]:
 
 
 def _strongest(alignment: Mapping[str, Any]) -> list[str]:
-    """The source word with the largest weight for every target word, as a text alternative."""
+    """The source word with the largest weight for every target word, as "target – source": the figure in words."""
     rows = zip(alignment["target"], alignment["weights"], strict=True)
     best = ((word, max(range(len(row)), key=row.__getitem__)) for word, row in rows if row)
     return [f"{word} – {alignment['source'][index]}" for word, index in best]

@@ -1,4 +1,4 @@
-"""The charts of a report, made with matplotlib, narrow enough for a phone."""
+"""The charts of a report, made with matplotlib, narrow enough for a phone; None where there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ WIDTH, HEIGHT = 4.7, 3.5
 FEW = 30
 FEW_SAID = f"Hollow points stand for fewer than {FEW} sentences."
 
+#: The result of `numbers`, or one of its "systems".
 Report = Mapping[str, Any]
 
 
@@ -39,7 +40,7 @@ def learning_curves(report: Report, against: str) -> Figure | None:
     shown = [each for each in report["systems"] if any(len(curve["value"]) > 1 for curve in each["curves"])]
     if not shown:
         return None
-    of = shown[0]["curves"][0]["of"]
+    of = shown[0]["curves"][0]["of"]  # curves of another measure are left out
     style = styles(report)
     figure, axes = canvas(WIDTH, HEIGHT)
     for each in shown:
@@ -70,15 +71,17 @@ def learning_curves(report: Report, against: str) -> Figure | None:
 
 
 def _measure(of: str) -> str:
+    """The name of a measure, "bleu" or "perplexity", in texts."""
     return {"bleu": "BLEU"}.get(of, of)
 
 
 def _ends(curves: Sequence[Report]) -> str:
+    """The mean over seeds of the last values of curves."""
     return f"{statistics.fmean(curve['value'][-1] for curve in curves if curve['value']):.1f}"
 
 
 def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[float], list[float]]:
-    """The mean of curves where all of them have values, at the x values of the first curve.
+    """The mean of curves (x values, y values) where all of them have values, at the x values of the first curve.
 
     >>> mean_line([([0, 2, 4], [0.0, 2.0, 4.0]), ([0, 1, 2], [2.0, 2.0, 4.0])])
     ([0, 2], [1.0, 3.0])
@@ -99,7 +102,11 @@ def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[fl
 def by_bucket(
     report: Report, key: str, name: str, heading: str, axis: str, beyond: float | None = None
 ) -> Figure | None:
-    """BLEU by bucket of sentences, with 95 % intervals and counts. Buckets `beyond` a length are shaded."""
+    """BLEU by bucket of sentences, with 95 % intervals and counts.
+
+    `key` names the buckets of a system, "by_length" or "by_similarity", and `name` the figure. Buckets of lengths above
+    `beyond` are shaded.
+    """
     shown = [each for each in finished(report) if each[key]]
     labels = sorted({b["label"] for each in shown for b in each[key]}, key=_place)
     if not labels:
@@ -121,7 +128,7 @@ def by_bucket(
 
 def _largest_change(shown: Sequence[Report], labels: Sequence[str], key: str) -> str:
     """What to see in a chart of buckets: the system whose BLEU changes most, and the one that changes least."""
-    changes = []
+    changes = []  # (change from the first bucket to the last, title, the labels of large buckets, their BLEU)
     for each in shown:
         rows = {bucket["label"]: bucket["bleu"] for bucket in each[key] if bucket["count"] >= FEW}
         known = [label for label in labels if label in rows]
@@ -141,6 +148,11 @@ def _largest_change(shown: Sequence[Report], labels: Sequence[str], key: str) ->
 def _bucket_line(
     axes: Any, each: Report, labels: Sequence[str], key: str, shift: float, style: tuple[str, str]
 ) -> None:
+    """Draw the line of one system: its BLEU by bucket, with intervals.
+
+    `shift` moves its points sideways, so that systems do not hide each other. `style` is its color and its marker.
+    Points of fewer than `FEW` sentences are hollow, and not joined.
+    """
     rows = {bucket["label"]: bucket for bucket in each[key]}
     places = [n for n, label in enumerate(labels) if label in rows]
     values = [rows[labels[n]] for n in places]
@@ -162,11 +174,13 @@ def _bucket_line(
 
 
 def _place(label: str) -> float:
+    """The order of a label of a bucket: its first number; the novel part comes first."""
     digits = "".join(c if c.isdigit() or c == "." else " " for c in label).split()
     return -1.0 if label.startswith("novel") or not digits else float(digits[0])
 
 
 def _brief(label: str) -> str:
+    """A label that fits below the axis."""
     return label.replace(" (", "\n(").replace(" to ", "–").replace("-", "–") if label[0].isdigit() else label.split()[0]
 
 
@@ -231,7 +245,7 @@ def shares_looked_at(report: Report) -> Figure | None:
     figure, axes = canvas(WIDTH, 1.1 + 0.36 * len(shown))
     kinds = (("share_eos", "end of sentence", COLORS[1]), ("share_punctuation", "punctuation", COLORS[2]))
     for number, (key, name, color) in enumerate(kinds):
-        rows = [n + 0.19 * (2 * number - 1) for n in range(len(shown))]
+        rows = [n + 0.19 * (2 * number - 1) for n in range(len(shown))]  # the two bars of a system touch at n
         values = [(each["looks"][key] or {"mean": 0.0})["mean"] for each in shown]
         axes.barh(rows, values, height=0.36, color=color, label=name)
         for place, value in zip(rows, values, strict=True):
@@ -273,6 +287,7 @@ def gradients(report: Report) -> Figure | None:
 
 
 def _legend(figure: Any, axes: Any) -> None:
+    """Draw one legend below the axes, for all lines."""
     figure.legend(
         *axes.get_legend_handles_labels(),
         loc="outside lower center",

@@ -128,6 +128,7 @@ def read_trial(path: Path, label: str, seed: int) -> Trial:
 
 
 def _evaluation(path: Path, fields: Mapping[str, Any]) -> Evaluation:
+    """The evaluation in evaluation.json, whose content are `fields`; its texts are "hypotheses" or "translations"."""
     data = dict(fields)
     translations = data.pop("translations", None)
     if translations and not data.get("hypotheses"):
@@ -139,6 +140,7 @@ def _evaluation(path: Path, fields: Mapping[str, Any]) -> Evaluation:
 
 
 def _optional(path: Path) -> dict[str, Any]:
+    """The content of a JSON file; {} if there is none."""
     return read_json(path) if path.exists() else {}
 
 
@@ -159,7 +161,7 @@ def _sentences(
 
 
 def _test_split(about: Mapping[str, Any]) -> dict[str, Any]:
-    """The test split of a corpus with a name; empty if it cannot be loaded."""
+    """The test split of a named corpus, for a folder without test.json; empty if it cannot be loaded."""
     from regard.lab.data.loading import load_corpus
 
     try:

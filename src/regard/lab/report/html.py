@@ -23,10 +23,12 @@ def to_html(document: Document) -> str:
 
 
 def _anchor(text: str) -> str:
+    """The id of a heading, to which the list of sections links."""
     return "section-" + re.sub(r"\W+", "-", text.lower()).strip("-")
 
 
 def _block(block: Block) -> str:
+    """The HTML of one block."""
     match block:
         case Heading(text):
             return f'<h2 id="{_anchor(text)}">{_safe(text)}</h2>'
@@ -49,12 +51,14 @@ def _block(block: Block) -> str:
 
 
 def _figure(figure: Figure, small: bool) -> str:
+    """A figure with the sentence that says what to see; small ones have no caption."""
     caption = "" if small else f"<figcaption>{_safe(figure.title)}</figcaption>"
     look = f'<p class="look">{_safe(figure.look)}</p>' if figure.look else ""
     return f"<figure>{caption}{figure.svg}{look}</figure>"
 
 
 def _table(table: Table) -> str:
+    """A table that scrolls sideways if it is wider than the page."""
     head = "".join(f'<th scope="col"{_kind(c.number)}>{_safe(c.name)}</th>' for c in table.columns)
     rows = "".join(_row(table, number) for number in range(len(table.rows)))
     caption = f"<caption>{_safe(table.caption)}</caption>" if table.caption else ""
@@ -66,6 +70,7 @@ def _table(table: Table) -> str:
 
 
 def _row(table: Table, number: int) -> str:
+    """A row of a table, by its number; the first cell is its head, and the best cells are bold."""
     cells = []
     for index, (column, cell) in enumerate(zip(table.columns, table.rows[number], strict=True)):
         text = f"<strong>{_safe(cell)}</strong>" if (number, index) in table.best else _safe(cell)
@@ -74,12 +79,15 @@ def _row(table: Table, number: int) -> str:
 
 
 def _kind(number: bool) -> str:
+    """The attribute of a cell with a number."""
     return ' class="number"' if number else ""
 
 
 def _safe(text: str) -> str:
+    """Text with the special characters of HTML escaped."""
     return html.escape(text, quote=True)
 
 
 def _template(name: str) -> str:
+    """The content of a file of this package."""
     return files("regard.lab.report").joinpath(name).read_text(encoding="utf-8")

@@ -18,10 +18,12 @@ def to_markdown(document: Document) -> str:
 
 
 def _blocks(blocks: Iterable[Block]) -> list[str]:
+    """The paragraphs of blocks, to be joined by empty lines."""
     return [part for block in blocks for part in _block(block)]
 
 
 def _block(block: Block) -> list[str]:
+    """The paragraphs of one block."""
     match block:
         case Heading(text):
             return [f"## {_plain(text)}"]
@@ -51,6 +53,7 @@ def _picture(figure: Figure) -> str:
 
 
 def _table(table: Table) -> list[str]:
+    """The caption of a table, if it has one, and the table."""
     head = _row(column.name for column in table.columns)
     rule = "|" + "|".join("---:" if column.number else "---" for column in table.columns) + "|"
     rows = [_row(_cell(cell, (r, c) in table.best) for c, cell in enumerate(row)) for r, row in enumerate(table.rows)]
@@ -58,10 +61,12 @@ def _table(table: Table) -> list[str]:
 
 
 def _row(cells: Iterable[str]) -> str:
+    """A row of a table."""
     return "| " + " | ".join(cells) + " |"
 
 
 def _cell(text: str, best: bool) -> str:
+    """The text of a cell; the best cells are bold."""
     plain = _plain(text).replace("|", "\\|")
     return f"**{plain}**" if best and plain else plain
 
@@ -69,7 +74,7 @@ def _cell(text: str, best: bool) -> str:
 def _plain(text: str) -> str:
     """Text with Markdown characters escaped."""
     text = re.sub(r"([\\`*_<>\[\]])", r"\\\1", " ".join(text.split()))
-    return re.sub(r"^([#+-]|\d+\.)(\s)", r"\\\1\2", text)
+    return re.sub(r"^([#+-]|\d+\.)(\s)", r"\\\1\2", text)  # else a heading or a list would begin
 
 
 def cells(line: str) -> Sequence[str]:

@@ -55,6 +55,7 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def _progress(study: Study) -> dict[str, Any]:
+    """The numbers of all and of the finished trials, and the names of those that are missing, running or failed."""
     missing = [f"{trial.label}-{trial.seed}" for trial in study.trials if not trial.finished]
     running = [f"{trial.label}-{trial.seed}" for trial in study.trials if trial.started and not trial.finished]
     failed = {f"{trial.label}-{trial.seed}": trial.failed.get("message", "") for trial in study.trials if trial.failed}
@@ -106,6 +107,7 @@ def title(about: Mapping[str, Any]) -> str:
 
 
 def _quality(done: Sequence[Trial]) -> dict[str, Any]:
+    """The measures of quality over the finished trials of a system, each as `spread`."""
     evaluations = [trial.evaluation for trial in done if trial.evaluation is not None]
     novel = [evaluation.novel for evaluation in evaluations]
     return {
@@ -124,6 +126,7 @@ def _quality(done: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _cost(done: Sequence[Trial]) -> dict[str, Any]:
+    """The measures of cost over the finished trials of a system; parameters and bytes are those of one trial."""
     return {
         "parameters": _first(done, "parameters"),
         "bytes": _first(done, "bytes"),
@@ -138,10 +141,12 @@ def _cost(done: Sequence[Trial]) -> dict[str, Any]:
 
 
 def _first(done: Sequence[Trial], name: str) -> float | None:
+    """A number of looking.json, from the first trial that has it."""
     return next((value for trial in done if (value := trial.looking.get(name)) is not None), None)
 
 
 def _minutes(trial: Trial) -> float | None:
+    """Minutes of training, without validation; from metrics.csv for trials without trained.json."""
     seconds = trial.trained.get("seconds")
     return _last(trial, "minutes") if seconds is None else seconds / 60
 
@@ -156,6 +161,7 @@ def _speed(trial: Trial) -> float | None:
 
 
 def _last(trial: Trial, column: str) -> float | None:
+    """The last known value of a column of metrics.csv."""
     values = [value for row in trial.metrics if (value := row.get(column)) is not None]
     return values[-1] if values else None
 
@@ -199,11 +205,12 @@ def _buckets(seeds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
         means = {
             name: statistics.fmean(getattr(bucket, name) for bucket in in_bucket) for name in ("bleu", "low", "high")
         }
-        rows.append({"label": label, "count": in_bucket[0].count, **means})
+        rows.append({"label": label, "count": in_bucket[0].count, **means})  # the sentences are those of any seed
     return rows
 
 
 def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
+    """The bins of word frequency of several seeds merged: the mean of F1, and the words of the references."""
     bins = [each for trial in done if trial.evaluation for each in trial.evaluation.by_frequency]
     rows = []
     for label in dict.fromkeys(each.label for each in bins):
@@ -237,6 +244,7 @@ def against(study: Study, label: str, other: str) -> dict[str, Any] | None:
 
 
 def _comparison(comparison: PairedComparison) -> dict[str, Any]:
+    """A paired bootstrap as JSON."""
     interval = list(comparison.interval)
     return {
         "difference": comparison.difference,
@@ -247,7 +255,7 @@ def _comparison(comparison: PairedComparison) -> dict[str, Any]:
 
 
 def sentence_scores(counts: Tensor) -> list[float]:
-    """BLEU of every sentence, with effective order, as in sacrebleu."""
+    """BLEU of every sentence, as in sacrebleu, from counts (N, 10); orders without n-grams do not count."""
     from regard.lab.evaluation.metrics import sacrebleu
 
     compute = sacrebleu().BLEU.compute_bleu
@@ -274,6 +282,7 @@ def outcomes(study: Study, label: str) -> dict[str, int] | None:
     if result is None:
         return None
     seed, differences = result
+    # equal scores may differ by rounding
     better, worse = (sum(sign * difference > 1e-9 for difference in differences) for sign in (1, -1))
     return {"seed": seed, "better": better, "alike": len(differences) - better - worse, "worse": worse}
 
@@ -288,7 +297,11 @@ def ranking(study: Study) -> list[str]:
 
 
 def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:
-    """The sentences with the largest differences of the baseline and the best other system, novel ones if known."""
+    """The test sentences where the best system other than the baseline gains and loses most against the baseline.
+
+    A gain is a difference of BLEU of the sentence; both systems have the same seed. If similarities are known, only
+    novel sentences are taken. None if the two have no seed in common, or if the sentences are not known.
+    """
     best = next((label for label in ranking(study) if label != study.baseline), study.baseline)
     result = _differences(study, best)
     if result is None or study.test is None:
@@ -307,6 +320,7 @@ def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | N
 
 
 def _example(study: Study, label: str, seed: int, place: int, difference: float) -> dict[str, Any]:
+    """Test sentence `place` with the translations of a system and of the baseline, both from `seed`."""
     assert study.test is not None
     translations = {t.label: t.evaluation.hypotheses[place] for t in study.trials if t.seed == seed and t.evaluation}
     return {

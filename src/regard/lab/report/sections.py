@@ -65,6 +65,7 @@ _PUBLISHED = "Corpora, sizes and tokenizations differ: compare orders and ratios
 
 
 def _opening(report: Report) -> Iterator[Block]:
+    """The main results, the budget, and warnings about what is missing."""
     about, progress = report["about"], report["progress"]
     yield from (Text(sentence, "leading") for sentence in findings(report))
     yield Text(f"{budget(about)}{_steps_reached(report)}")
@@ -171,6 +172,7 @@ def _lead(report: Report) -> Mapping[str, Any] | None:
 
 
 def _is_clear(report: Report) -> bool:
+    """Whether the difference of the two highest scores is clear."""
     lead = _lead(report)
     return lead is not None and lead["p"] < CLEAR
 
@@ -182,6 +184,7 @@ def _read(system: Report) -> str | None:
 
 
 def _next_sentence(report: Report, others: Sequence[Report]) -> str:
+    """A sentence about the best of the `others`, those below the best score; p, if it is known for these two."""
     if not others:
         return ""
     lead, apart = _lead(report), ""
@@ -191,6 +194,7 @@ def _next_sentence(report: Report, others: Sequence[Report]) -> str:
 
 
 def _baseline_clause(report: Report, best: Sequence[Report]) -> str:
+    """The score of the baseline, as the end of a sentence; "" if it is one of the best, or has no score."""
     base = next((each for each in finished(report) if each["label"] == report["baseline"]), None)
     if base is None or base in best or (quality := quality_of(base)) is None:
         return ""
@@ -214,6 +218,7 @@ def _retrieval_sentence(report: Report, ranked: Sequence[Report]) -> list[str]:
 
 
 def _cost_sentence(report: Report) -> list[str]:
+    """The systems that decode fastest and slowest, unless they differ by less than 5 %."""
     timed = [each for each in finished(report) if each["cost"]["sentences_per_second"]]
     if len(timed) < 2:
         return []
@@ -236,6 +241,7 @@ def _pruning_sentence(report: Report) -> list[str]:
 
 
 def _quality(report: Report) -> Iterator[Block]:
+    """The section of the tables of quality and cost."""
     yield Heading("Quality and cost")
     base = next(each["title"] for each in report["systems"] if each["label"] == report["baseline"])
     below = report["about"].get("novel_below", 0.3)
@@ -265,6 +271,7 @@ _CAPTIONS = {
 
 
 def _tables(report: Report, keys: Sequence[str]) -> list[Table]:
+    """The tables of buckets that exist, by their keys in `_CAPTIONS`."""
     return [table for key in keys if (table := bucket_table(report, key, _CAPTIONS[key]))]
 
 
@@ -275,6 +282,7 @@ def _section(heading: str, figures: Iterable[Figure | None]) -> list[Block]:
 
 
 def _lengths(report: Report) -> Iterator[Block]:
+    """The section of BLEU by length and by similarity."""
     figures = [
         charts.by_bucket(report, "by_length", "lengths", "BLEU by source length", "words of the source"),
         charts.by_bucket(report, "by_similarity", "similarity", "BLEU by similarity to training", "nearest source"),
@@ -289,6 +297,7 @@ def _lengths(report: Report) -> Iterator[Block]:
 
 
 def _looks(report: Report, alignments: Alignments) -> Iterator[Block]:
+    """The section of attention: shares, gradients and alignments, as far as they were measured."""
     figures = [figure for figure in (charts.shares_looked_at(report), charts.gradients(report)) if figure]
     table = looks_table(report)
     if not (figures or table or alignments):
@@ -318,6 +327,7 @@ _ALIGNMENTS = (
 
 
 def _sentences(report: Report) -> Iterator[Block]:
+    """The section that counts sentences against the baseline, with examples from the best system."""
     table, examples = outcomes_table(report), report["examples"]
     if table is None:
         return
@@ -337,6 +347,7 @@ def _sentences(report: Report) -> Iterator[Block]:
 
 
 def _quotes(example: Mapping[str, Any], best: str, base: str) -> Quotes:
+    """One sentence with its reference and the translations of the best system and of the baseline."""
     near = example["similarity"]
     similar = "" if near is None else f", similarity to training {near:.2f}"
     lines = [("source", example["source"]), ("reference", example["reference"])]
@@ -354,7 +365,7 @@ def _card(report: Report) -> list[tuple[str, str]]:
         ("left out", ", ".join(f"{count:,} {reason}" for reason, count in (about.get("left_out") or {}).items())),
         ("data hash (sha256)", about.get("data_hash")),
         ("seeds", ", ".join(map(str, about["seeds"]))),
-        ("budget", budget(about).split(". ")[0]),
+        ("budget", budget(about).split(". ")[0]),  # without the sentence about seeds
         ("decoding", _search(report.get("search"))),
         ("sacreBLEU tokenizer", report["tokenizer"]),
         ("sacreBLEU signature", report["signature"]),
@@ -371,6 +382,7 @@ def _card(report: Report) -> list[tuple[str, str]]:
 
 
 def _search(search: Mapping[str, Any] | None) -> str:
+    """The search of the test translations, in words."""
     if not search:
         return ""
     beam = search.get("beam", 1)
@@ -378,4 +390,5 @@ def _search(search: Mapping[str, Any] | None) -> str:
 
 
 def _listed(facts: Mapping[str, Any] | None) -> str:
+    """Facts as "name value, name value"."""
     return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in (facts or {}).items())

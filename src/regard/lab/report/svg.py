@@ -66,11 +66,12 @@ def drawing(figure: Any, name: str, title: str, description: str, look: str) -> 
     body = re.sub(
         r"<metadata>.*?</metadata>", "", text[text.index(">", view_box.end()) + 1 : text.rindex("</svg>")], flags=re.S
     )
+    # figures of one page need different ids; the links to ids are renamed with them
     body = re.sub(r'\bid="', f'id="{name}-', body)
     body = re.sub(r'(href="#|url\(#)', rf"\g<1>{name}-", body)
     body = re.sub(r"(font: [^;\"]*?px) [^;\"]*", rf"\g<1> {FONT}", body)
     body = re.sub(r"\n\s*", "\n", body.replace(INK, "currentColor"))
-    size = float(view_box[1]) / 0.75, float(view_box[2]) / 0.75
+    size = float(view_box[1]) / 0.75, float(view_box[2]) / 0.75  # pixels; matplotlib writes points
     return replace(element(name, title, description, size, _scaled(body)), look=look)
 
 

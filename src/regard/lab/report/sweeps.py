@@ -48,6 +48,10 @@ def _heads(report: Report) -> list[Figure]:
 
 
 def _by_heads(points: Sequence[tuple[int, float, float]], span: float, name: str, heading: str, axis: str) -> Figure:
+    """A chart of points (heads, BLEU, deviation), the least number of heads first.
+
+    The axis of BLEU covers 1.3 `span`, so charts with one `span` have the same scale.
+    """
     figure, axes = canvas(WIDTH, HEIGHT)
     xs, ys, deviations = zip(*points, strict=True)
     axes.errorbar(xs, ys, deviations, color=COLORS[1], marker="o", capsize=3, linewidth=1.5)
@@ -63,6 +67,7 @@ def _by_heads(points: Sequence[tuple[int, float, float]], span: float, name: str
 
 
 def _positions(report: Report) -> Figure | None:
+    """BLEU by source length for each position scheme; lengths beyond those of the training are shaded."""
     trained = report["about"].get("train_words")
     shading = f" (shaded: longer than {trained} words, the longest in training)" if trained else ""
     heading = f"BLEU by source length and position scheme{shading}"
@@ -70,6 +75,7 @@ def _positions(report: Report) -> Figure | None:
 
 
 def _bars(report: Report, kind: str) -> Figure | None:
+    """A bar of quality for each variant, with its deviation over seeds."""
     shown = [(system, quality) for system in finished(report) if (quality := quality_of(system))]
     if not shown:
         return None

@@ -43,11 +43,18 @@ Measure = tuple[str, Callable[[Report], str], Callable[[Report], float | None] |
 
 
 def _quality(name: str, key: str, digits: int = 1, more: bool = True) -> Measure:
+    """The column of system["quality"][key], as mean ± deviation. `more`: a larger value is better."""
     return name, lambda s: mean(s["quality"][key], digits), lambda s: _value(s["quality"][key]), more
 
 
 def _cost(name: str, key: str, digits: int = 1, more: bool = False, unit: float = 1.0) -> Measure:
+    """The column of system["cost"][key], multiplied by `unit`. `more`: a larger value is better.
+
+    A cost is a number, or a mean and a deviation over seeds.
+    """
+
     def text(system: Report) -> str:
+        """The cell of a system."""
         cost = system["cost"][key]
         return mean(_scaled(cost, unit), digits) if isinstance(cost, Mapping) else number(_times(cost, unit), digits)
 
@@ -55,14 +62,17 @@ def _cost(name: str, key: str, digits: int = 1, more: bool = False, unit: float 
 
 
 def _scaled(spread: Mapping[str, Any], unit: float) -> dict[str, Any]:
+    """A mean and a deviation, multiplied by `unit`."""
     return {"mean": spread["mean"] * unit, "deviation": _times(spread["deviation"], unit)}
 
 
 def _times(value: float | None, unit: float) -> float | None:
+    """A number multiplied by `unit`; None remains None."""
     return None if value is None else value * unit
 
 
 def _value(measured: Any) -> float | None:
+    """The number that ranks a measurement: its mean over seeds, or the number itself."""
     return measured["mean"] if isinstance(measured, Mapping) else measured
 
 
@@ -97,7 +107,10 @@ UNRANKED = ("length ratio", "steps", "minutes of training", "minutes to best", "
 
 
 def quality_table(report: Report) -> Table:
-    """Quality: a row per system, and a row for the retrieval baseline."""
+    """Quality: a row per system, and a row for the retrieval baseline.
+
+    `measures` leaves out empty columns, so that row has only the cells of the columns that are shown.
+    """
     table = measures(QUALITY, finished(report), report["few_seeds"])
     retrieval = report["retrieval"]
     if not retrieval:
@@ -122,12 +135,13 @@ def more_table(report: Report) -> Table:
 def measures(wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
     """A row per system, without empty columns.
 
-    The best value of each column is bold, with all values that print the same. With few seeds nothing is bold.
+    The best value of each column is bold, with all values that print the same, unless the whole column does. With few
+    seeds nothing is bold.
     """
     shown = [each for each in wanted if any(each[1](system) != NOTHING for system in systems)]
     rows = [[system["title"], *(text(system) for _, text, _, _ in shown)] for system in systems]
     best = set()
-    for place, (name, _, value, more) in enumerate(shown, 1):
+    for place, (name, _, value, more) in enumerate(shown, 1):  # column 0 is the system
         ranked = systems if name not in UNRANKED and not few_seeds else ()
         values = {row: found for row, system in enumerate(ranked) if value and (found := value(system)) is not None}
         if values:
@@ -158,6 +172,7 @@ def bucket_table(report: Report, key: str, caption: str) -> Table | None:
 
 
 def _bucket(bucket: Mapping[str, Any] | None) -> str:
+    """The cell of a bucket: BLEU with its interval, or F1 for a bin of word frequency."""
     if bucket is None:
         return NOTHING
     if "bleu" not in bucket:

@@ -343,13 +343,13 @@ def _value(text: str) -> Any:
 
 
 def _sentence(error: Any) -> str:
-    """A sentence about one mistake."""
+    """A sentence about one mistake, an entry of pydantic's `errors()`."""
     place = [str(part) for part in error["loc"]]
-    if error["type"] == "extra_forbidden":
+    if error["type"] == "extra_forbidden":  # an unknown section or key
         known = Config.model_fields if len(place) == 1 else Config.model_fields[place[0]].annotation.model_fields  # type: ignore[union-attr]
         kind = "section" if len(place) == 1 else "key"
         return f"there is no {kind} {'.'.join(place)}. {nearest(place[-1], known)}"
-    if error["type"] == "value_error":
+    if error["type"] == "value_error":  # from a validator of a section
         return f"[{'.'.join(place)}] {error['ctx']['error']}."
     if len(place) == 1:
         return f"{place[0]} is a section and not a value. Write [{place[0]}] and its keys below."
@@ -367,15 +367,18 @@ def _rule(field: FieldInfo) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
+    """The limits of a number in words, from the metadata of its field."""
     limits = (f"{w} {getattr(bound, s):g}" for bound in metadata for s, w in _SIGNS.items() if _bounded(bound, s))
     return " and ".join(limits)
 
 
 def _bounded(bound: Any, sign: str) -> bool:
+    """Whether a piece of metadata is a limit of this sign, one of `_SIGNS`."""
     return getattr(bound, sign, None) is not None
 
 
 def _kind(annotation: Any) -> str:
+    """The allowed values of a type in words, such as "a whole number at least 1 or "auto""."""
     if get_origin(annotation) is Annotated:
         kind, *metadata = get_args(annotation)
         inside = [bound for item in metadata for bound in getattr(item, "metadata", [item])]
@@ -388,6 +391,7 @@ def _kind(annotation: Any) -> str:
 
 
 def _section(name: str, section: Section) -> str:
+    """A section as TOML: its docstring and the description of each key are comments above them."""
     lines = [f"# {section.__doc__}", f"[{name}]"]
     for key, field in type(section).model_fields.items():
         choices = f" ({_kind(field.annotation)})" if get_origin(field.annotation) is Literal else ""

@@ -38,6 +38,7 @@ def alone(folder: Path, operation: str) -> Iterator[None]:
 
 
 def _opened(path: Path, operation: str) -> IO[str]:
+    """The lock file, open for writing; its folder is made if it is missing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return path.open("w")
@@ -46,6 +47,7 @@ def _opened(path: Path, operation: str) -> IO[str]:
 
 
 def _lock(file: IO[str], folder: Path, operation: str) -> None:
+    """Lock an open file, without waiting."""
     import fcntl
 
     try:

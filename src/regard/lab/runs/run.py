@@ -91,9 +91,10 @@ class Run:
             if name not in keys:
                 raise RegardError(f"{self.path / CONFIG}: there is no key decoding.{name}. {nearest(name, keys)}")
             types, expected = ((int, float), "a number") if name == "length_penalty" else ((int,), "a whole number")
+            # not isinstance, because True is an int
             if type(value) not in types:
                 raise RegardError(f"{self.path / CONFIG}: decoding.{name} must be {expected}, got {value!r}.")
-        settings["max_length"] = settings.get("max_length") or None
+        settings["max_length"] = settings.get("max_length") or None  # 0 in a configuration means the default
         return Search(**settings | {name: value for name, value in changes.items() if value is not None})
 
     def translate(self, sentences: Iterable[str], options: TranslationOptions | None = None) -> Iterator[Translation]:
@@ -199,6 +200,7 @@ def tokenizer_file(path: Path, name: str) -> Path:
 def check_sums(path: Path, settings: Mapping[str, Any]) -> None:
     """Raise an error if a file was changed after the run was written."""
     known, now = settings.get("sums") or {}, sums(path)
+    # a file without a recorded sum is not checked
     changed = [name for name in now if known.get(name, now[name]) != now[name]]
     if changed:
         raise RegardError(
@@ -278,8 +280,8 @@ class MetricsFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._count = 0
-        self._last: Mapping[str, float | None] = {}
+        self._count = 0  # rows in the file
+        self._last: Mapping[str, float | None] = {}  # the last of them
 
     def write(self, rows: Sequence[Mapping[str, float | None]]) -> None:
         """Write all rows; of the rows of the last call only the last one may have changed."""
@@ -297,6 +299,7 @@ def write_metrics(path: Path, rows: Sequence[Mapping[str, float | None]]) -> Non
 
 
 def _line(row: Mapping[str, float | None], columns: Iterable[str]) -> str:
+    """A row of a CSV file; numbers have all their digits, and None is an empty cell."""
     return ",".join("" if row.get(name) is None else repr(row[name]) for name in columns) + "\n"
 
 
@@ -313,6 +316,7 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
+    """The model that settings.json describes, with random weights."""
     from regard.lab.models.systems import build
 
     try:
@@ -322,6 +326,7 @@ def _built(path: Path, settings: Mapping[str, Any]) -> Translator:
 
 
 def _there(path: Path) -> Path:
+    """The path; an error if no file is there."""
     if not path.exists():
         raise RegardError(f"{path} is missing, so the folder of the run is incomplete.")
     return path

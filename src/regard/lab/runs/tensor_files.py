@@ -38,6 +38,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _safetensors() -> Any:
+    """The module `safetensors.torch`; the error for a missing package names the extra that has it."""
     try:
         import safetensors.torch
     except ModuleNotFoundError:

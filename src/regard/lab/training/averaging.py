@@ -63,6 +63,7 @@ class Averaging:
 
     @staticmethod
     def _put(parameters: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
+        """Copy weights into the parameters of the same names."""
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
 

@@ -91,6 +91,7 @@ class _Stream:
 
 
 def _state(task: Task) -> Path:
+    """The saved state in the folder of the task; an error if there is none."""
     path = None if task.folder is None else task.folder / STATE
     if path is None or not path.exists():
         raise RegardError(f"train: {task.folder} has no saved state. Leave --resume out to begin a training.")
@@ -98,6 +99,10 @@ def _state(task: Task) -> Path:
 
 
 def _trainer(task: Task) -> Trainer:
+    """Lightning's trainer, which moves data and connects processes.
+
+    `TrainingLoop` does all else: the budget, logging, validation and saving.
+    """
     training = task.config.training
     return Trainer(
         accelerator=training.accelerator,
@@ -117,16 +122,18 @@ def _trainer(task: Task) -> Trainer:
 
 
 def _strategy(training: Training) -> Any:
+    """How the processes of a training share the work, for Lightning."""
     if (world := training.devices * training.machines) == 1:
         return "auto"
     options: dict[str, Any] = {"process_group_backend": "gloo" if training.accelerator == "cpu" else None}
     options["timeout"] = timedelta(minutes=training.timeout_minutes)
     if training.strategy == "fsdp":
-        return ModelParallelStrategy(world, 1, **options)
+        return ModelParallelStrategy(world, 1, **options)  # all processes share the data, and no layer is split
     return DDPStrategy(gradient_as_bucket_view=True, broadcast_buffers=False, **options)
 
 
 def _loggers(task: Task) -> Any:
+    """The TensorBoard logger, or False for none."""
     if not task.config.training.tensorboard or task.folder is None:
         return False
     try:
@@ -157,6 +164,7 @@ def quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread_count(threads: int) -> Iterator[None]:
+    """Inside, torch uses this number of threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
@@ -178,6 +186,7 @@ def _stopping(loop: TrainingLoop) -> Iterator[None]:
     """The first SIGINT, SIGTERM or SIGHUP ends the training after its step; the second ends it at once."""
 
     def stop(number: int, frame: Any) -> None:
+        """Note the first signal for the training loop; raise KeyboardInterrupt at the second."""
         if loop.interrupted:
             raise KeyboardInterrupt
         loop.interrupted = True

@@ -65,6 +65,7 @@ class Task:
         training, model = self.config.training, self.config.model
         peak = training.learning_rate
         if peak == "auto":
+            # for noam the formula of the paper has its peak itself
             peak = 1.0 if training.schedule == "noam" else find_system(model.system).learning_rate
         return Schedule(training.schedule, float(peak), training.warmup, model.width)
 
@@ -84,7 +85,7 @@ class TrainingLoop(LightningModule):
         self, task: Task, on_step: Callable[[TrainingProgress], object] = lambda _: None, resume: Path | None = None
     ) -> None:
         super().__init__()
-        self.automatic_optimization = False
+        self.automatic_optimization = False  # `training_step` calls backward and the optimizer itself
         self.model, self.task, self.on_step = task.model, task, on_step
         self.training_config = task.config.training
         self.schedule = task.schedule
@@ -111,6 +112,7 @@ class TrainingLoop(LightningModule):
             self.load(self._resume)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
+        """The optimizer that `configure_model` made, which Lightning calls before."""
         return self.optimizer
 
     def transfer_batch_to_device(
@@ -121,6 +123,10 @@ class TrainingLoop(LightningModule):
         return batch
 
     def training_step(self, batch: UpdateBatches, batch_idx: int) -> None:
+        """One update, or the end of the training if the budget is used up.
+
+        Lightning calls it in all processes. `_agree` comes first, so that all of them stop at the same update.
+        """
         start = clock.seconds(self.device)
         tokens, pairs = self._agree(batch)
         if self._ended(batch):
@@ -185,6 +191,7 @@ class TrainingLoop(LightningModule):
         return strategy.block_backward_sync() if isinstance(strategy, ParallelStrategy) else nullcontext()
 
     def _update(self, update: UpdateBatches) -> None:
+        """Set the learning rate, clip the gradients, step the optimizer, and average the new weights."""
         step, training = self.progress.step + 1, self.training_config
         rate = self.schedule.rate(step, self.progress.share, self.progress.plateau.factor)
         for group in self.optimizer.param_groups:
@@ -221,6 +228,7 @@ class TrainingLoop(LightningModule):
         return f" {state or 'The state that was saved last'} is kept in {folder}."
 
     def _count(self, update: UpdateBatches, total: float, tokens: int, pairs: int) -> None:
+        """Add an update to the progress. `total` is the loss of this process, the other sums are of all processes."""
         progress = self.progress
         progress.step += 1
         progress.epoch, progress.place = update.following
@@ -231,6 +239,7 @@ class TrainingLoop(LightningModule):
     # After a step
 
     def _after(self) -> None:
+        """Log, validate and save, each when it is due; rows are written also if validation fails."""
         progress, training, validation = self.progress, self.training_config, self.task.config.validation
         try:
             if progress.step % training.log_steps == 0:
@@ -261,7 +270,10 @@ class TrainingLoop(LightningModule):
         self._note(row)
 
     def validate(self) -> Validation | None:
-        """Evaluate the averaged weights, keep them if they are the best, and update the plateau schedule."""
+        """Evaluate the averaged weights, keep them if they are the best, and update the plateau schedule.
+
+        The result is None if there are no held-out pairs.
+        """
         if not self.task.valid:
             return None
         # validation must not change the random numbers of training
@@ -273,6 +285,7 @@ class TrainingLoop(LightningModule):
         self._note({"valid_loss": validation.loss, "perplexity": validation.perplexity, "bleu": validation.bleu})
         self.progress.plateau = self.progress.plateau.after(validation.loss)
         by_bleu = self.task.config.validation.monitor == "bleu" and validation.bleu is not None
+        # smaller is better
         value = -validation.bleu if by_bleu and validation.bleu is not None else validation.loss
         better = self.progress.best is None or value < self.progress.best
         self.progress.waited = 0 if better else self.progress.waited + 1
@@ -283,6 +296,7 @@ class TrainingLoop(LightningModule):
         return validation
 
     def _measure(self) -> Validation:
+        """The loss of the present weights over the held-out pairs of all processes, and BLEU if it is measured."""
         total, tokens = negative_log_likelihood(self.model, self.task.valid)
         total, tokens = summed(torch.tensor([total, tokens], dtype=torch.float64), self.device).tolist()
         if not math.isfinite(total):
@@ -299,6 +313,7 @@ class TrainingLoop(LightningModule):
         return summed(torch.tensor(0.0 if rank() else bleu, dtype=torch.float64), self.device).item()
 
     def _diverged_validation(self) -> RegardError:
+        """The error for a validation whose loss or scores are not finite."""
         self.reason = "diverged"
         return RegardError(
             f"train: the loss on the validation pairs, or a score of their translations, is not a finite number after "
@@ -307,6 +322,7 @@ class TrainingLoop(LightningModule):
         )
 
     def _note(self, numbers: dict[str, float | None]) -> None:
+        """Add numbers to the row of this step, and to TensorBoard."""
         self.progress.note(**numbers)
         for logger in self.loggers:
             logger.log_metrics(
@@ -314,6 +330,7 @@ class TrainingLoop(LightningModule):
             )
 
     def _write_rows(self) -> None:
+        """Write metrics.csv; only the first process does."""
         if rank() == 0 and self._metrics is not None:
             self._metrics.write(self.progress.rows)
 
@@ -339,9 +356,10 @@ class TrainingLoop(LightningModule):
     def save(self) -> None:
         """Write the whole state to one file, and the weights for translation unless better ones are kept."""
         self.progress.saved = self.progress.seconds
+        # all processes take part in these exchanges, also those that write nothing
         random = {name: gathered(state, self.device) for name, state in _generators(self.device).items()}
         loss = summed(torch.tensor(self.progress.recent.get("loss", 0.0), dtype=torch.float64), self.device).item()
-        self.progress.recent["loss"] = 0.0 if rank() else loss
+        self.progress.recent["loss"] = 0.0 if rank() else loss  # the first process has the sum of all
         if self.task.folder is None:
             return
         if self.task.config.validation.keep == "last" or self.progress.best is None:
@@ -369,6 +387,7 @@ class TrainingLoop(LightningModule):
             )
         put_weights(self.model, saved.under("model"), path)
         self.averaging.load(saved.under("average"), facts["averaged"])
+        # the state of Adam, by torch's names; there is none before the first step
         moments = {key: values for key in ("step", "exp_avg", "exp_avg_sq") if (values := saved.under(key))}
         for name, weight in self.model.named_parameters():
             self.optimizer.state[weight] = {
@@ -390,6 +409,7 @@ class TrainingLoop(LightningModule):
             self._write_rows()  # drops the rows that were written after the saved state
 
     def _save_weights(self) -> None:
+        """Write the averaged weights to model.safetensors. All processes call it."""
         if not self.task.folder:
             return
         # gathered one tensor at a time; only the first process keeps them

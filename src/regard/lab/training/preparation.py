@@ -139,7 +139,11 @@ def counted_by(config: Config, corpus: Corpus) -> str:
 
 
 def learn_tokenizer(sentences: Sequence[str], kind: str, size: int | str) -> Tokenizer:
-    """A vocabulary of the training sentences; "auto" takes the first possible one of `SIZES`, or else the nearest."""
+    """A vocabulary of the training sentences.
+
+    The size "auto" is all words, or the first of `SIZES` that is possible. If none is, it is the size that the last
+    error names as possible.
+    """
     if isinstance(size, int):
         try:
             return train_tokenizer(sentences, size, kind)
@@ -179,6 +183,7 @@ def reconfigured(folder: Path, overrides: Callable[[dict[str, Any]], Config]) ->
     after = _redistributed(before, overrides(before.model_dump()))
     changed = [name for name in ("data", "tokenizer", "model") if getattr(before, name) != getattr(after, name)]
     sizes = _pairs_of_step(before.training), _pairs_of_step(after.training)
+    # the size for one process may change if that of all processes together does not
     of_step = () if sizes[0] != sizes[1] else ("sentences", "tokens")
     fixed = [key for key in FIXED if key not in of_step]
     changed += [f"training.{key}" for key in fixed if getattr(before.training, key) != getattr(after.training, key)]
@@ -197,7 +202,10 @@ def _pairs_of_step(training: Training) -> tuple[str, int]:
 
 
 def _redistributed(before: Config, after: Config) -> Config:
-    """Divide the pairs of a step among the present number of processes."""
+    """The new configuration `after`, with the pairs of a step of `before` divided among its number of processes.
+
+    It stays as it is if that number is the old one, or if the user gave another batch size.
+    """
     old, new = before.training, after.training
     (name, total), world = _pairs_of_step(old), new.devices * new.machines
     if old.devices * old.machines == world or getattr(old, name) != getattr(new, name):
@@ -214,6 +222,7 @@ def _redistributed(before: Config, after: Config) -> Config:
 
 
 def _model(config: Config, source_size: int, target_size: int) -> Any:
+    """The model of a configuration, with random weights; "auto" takes the default of the system."""
     section = config.model
     options = {name: getattr(section, name) for name in ("layers", "num_heads", "dropout")}
     if options["dropout"] == "auto":
@@ -225,6 +234,10 @@ def _model(config: Config, source_size: int, target_size: int) -> Any:
 def _task(
     config: Config, corpus: Corpus, source: Tokenizer, target: Tokenizer, model: Any, folder: Path | None, rank: int
 ) -> Task:
+    """The training task of process `rank`, with its share of the pairs.
+
+    `corpus` has no pairs that are too long to train on.
+    """
     training, validation = config.training, config.validation
     shard = (rank, training.devices * training.machines)
     valid = encode_pairs(corpus.valid, source, target)
@@ -252,6 +265,7 @@ def _epochs(
 
 
 def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: tuple[int, int]) -> list[Encoded]:
+    """The pairs as ids, with words split at random. `key` (seed, epoch) decides the pieces."""
     first = (key[0] * 1_000_003 + key[1]) * 2 * len(pairs)  # a different number for each epoch and sentence
     return [
         (source.encode(pair.source, True, first + 2 * n), target.encode(pair.target, True, first + 2 * n + 1))
@@ -260,5 +274,6 @@ def _sampled(pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, key: t
 
 
 def _tokenizers_of(folder: Path) -> tuple[Tokenizer, Tokenizer] | None:
+    """The source and the target tokenizer in a folder; None if one is missing."""
     paths = folder / SOURCE, folder / TARGET
     return (load_tokenizer(paths[0]), load_tokenizer(paths[1])) if all(path.exists() for path in paths) else None

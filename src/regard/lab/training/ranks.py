@@ -25,7 +25,11 @@ PREFIXES = ("SLURM_", "TORCHELASTIC_", "RANK", "LOCAL_RANK", "GROUP_", "NODE_RAN
 
 @dataclass(frozen=True)
 class Starter:
-    """A program that starts processes, and the environment variables that it sets."""
+    """A program that starts processes, and the environment variables that it sets.
+
+    They hold the number of a process, the number of all processes (`world`), that of processes on this machine, and
+    that of machines. `command` starts `devices` processes on each of `machines`.
+    """
 
     name: str
     number: str
@@ -87,6 +91,7 @@ def single_process(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _starter() -> Starter | None:
+    """The program that started this process among others, by its environment; None if there is none."""
     if {"RANK", "WORLD_SIZE", "LOCAL_RANK"} <= os.environ.keys():
         return TORCHRUN
     # the interactive shell of an allocation has these variables, but is not a task
@@ -99,7 +104,7 @@ def _check(starter: Starter, training: Training) -> None:
     devices, machines = training.devices, training.machines
     world, number = int(os.environ[starter.world]), int(os.environ[starter.number])
     there = int(os.environ.get(starter.machines, machines))
-    on_machine = int(os.environ.get(starter.on_machine, -(-world // there)))
+    on_machine = int(os.environ.get(starter.on_machine, -(-world // there)))  # else an even share, rounded up
     if world == devices * machines and on_machine == devices:
         return
     command = starter.command.format(devices=devices, machines=machines)
@@ -122,7 +127,7 @@ def rank() -> int:
 
 
 def summed(value: Tensor, device: torch.device) -> Tensor:
-    """The sum over all processes."""
+    """The sum over all processes. With several, `value` itself may be overwritten."""
     if world() > 1:
         value = value.to(device)
         dist.all_reduce(value)
@@ -130,7 +135,10 @@ def summed(value: Tensor, device: torch.device) -> Tensor:
 
 
 def gathered(value: Tensor, device: torch.device) -> Tensor:
-    """The values of all processes, stacked."""
+    """The values of all processes, stacked on the host: (processes, ...), in the order of ranks.
+
+    `device` is that of the training, where the processes exchange them.
+    """
     if world() == 1:
         return value[None]
     every = [torch.zeros_like(value, device=device) for _ in range(world())]
@@ -140,7 +148,7 @@ def gathered(value: Tensor, device: torch.device) -> Tensor:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """If one process raises a `RegardError` inside, all raise one, so that none waits. Collective."""
+    """If one process raises a `RegardError` inside, all raise one, so that none waits. All processes enter it."""
     refused = None
     try:
         yield
@@ -174,6 +182,7 @@ def answers(training: Training) -> Iterator[None]:
 
 
 def _is_of_transport(error: RuntimeError) -> bool:
+    """Whether an error is about the connection to other processes; torch has no class for all of these errors."""
     return isinstance(error, dist.DistError) or any(
         name in str(error) for name in ("gloo", "NCCL", "Connection closed")
     )

@@ -127,6 +127,10 @@ def _trained(
     on_start: Callable[[Prepared], object],
     on_step: Callable[[TrainingProgress], object],
 ) -> Trained:
+    """Prepare a task and train it, from its saved state with `resume`.
+
+    Only the first process writes, so only it locks and checks the folder.
+    """
     is_writer = folder is not None and process_number(config.training) == 0
     with alone(folder, "train") if folder is not None and is_writer else nullcontext():
         if folder is not None and is_writer and not resume:

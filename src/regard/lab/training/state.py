@@ -50,6 +50,8 @@ def read_state(path: Path) -> tuple[Saved, dict[str, Any]]:
 class Saved(Mapping[str, Tensor]):
     """Saved tensors by name; a sharded tensor is read from all files and concatenated when it is accessed.
 
+    `tensors` are in memory, `parts` are the open files of the processes, and `kind` is a prefix of the visible names.
+
     >>> saved = Saved({"model.weight": torch.ones(2), "random.cpu": torch.zeros(1)})
     >>> list(saved.under("model"))
     ['weight']
@@ -79,6 +81,7 @@ class Saved(Mapping[str, Tensor]):
 
 
 def _opened(path: Path) -> Any:
+    """An open file with the shards of one process; its tensors are read when they are asked for."""
     from safetensors import SafetensorError, safe_open
 
     try:

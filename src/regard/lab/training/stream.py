@@ -16,7 +16,7 @@ Epochs = Callable[[int], Sequence[Batch]]
 
 
 class UpdateBatches:
-    """The batches of one update of the weights, and their place in the epoch.
+    """The batches of one update of the weights, and the place of the first one among the `num_batches` of its epoch.
 
     This is not a dataclass, because Lightning copies dataclasses.
     """
