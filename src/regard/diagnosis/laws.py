@@ -431,7 +431,7 @@ def a_call_changes_nothing(small: Small) -> None:
         toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
         first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True, allow_unused=True)
         assert seen.weights.dense().shape == seen.weights.shape
-        # the reductions take shares: weights that are not negative, with the sum 1 in each row
+        # some reductions need shares: weights that are not negative, with the sum 1 in each row
         shares = seen.weights if seen.weights.has_shares else seen.weights.shares()
         shares.summarize(Entropy(), KeyTotals(), TopLinks(2), Distance(), Pool(3, 3), Similarity())
         again = torch.autograd.grad(seen.output, leaves, toward, allow_unused=True)

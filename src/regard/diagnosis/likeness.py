@@ -311,7 +311,7 @@ class _Search:
             used = {matrix.name for matrix in values.matrices.values()}
             free = [m for m in self.found if m.name not in used and m.name.startswith(self.names.get(role, ""))]
             parents = {_parent(matrix) for matrix in values.matrices.values()}
-            # of names that fit equally well, parts of one parameter go together, such as query and key in one projection
+            # if names fit equally well, parts of one parameter go together, such as query and key in one projection
             free.sort(key=lambda matrix: _parent(matrix) not in parents)
             fits = fitting(role, self.wanted[role], free, sizes)
             options = [({**values.matrices, role: matrix}, with_it) for matrix, with_it in fits]

@@ -39,7 +39,11 @@ OTHERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of the arguments of one function: `inputs` in the order query, key, value; then masks and switches."""
+    """Names of the arguments of one function: `inputs` in the order query, key, value; then masks and switches.
+
+    `positional` are those of the inputs that cannot be given by name. `required` has the values of the other arguments
+    that a call needs; "width" stands for the width of the inputs.
+    """
 
     inputs: tuple[str, ...]
     positional: tuple[str, ...]
@@ -76,7 +80,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _parsed(text: str) -> inspect.Signature:
-    """The signature of parameters as they are written, in Python's own way."""
+    """The signature of parameters in a text such as "q, k, scale=None", as Python reads it."""
     (definition,) = ast.parse(f"def f({text}): ...").body
     arguments = definition.args  # type: ignore[attr-defined]
     named = [*arguments.args, *arguments.kwonlyargs]
@@ -142,10 +146,12 @@ def _inputs(names: list[str], required: list[str], masks: tuple[str, ...]) -> tu
 
 
 def _first(names: list[str], known: set[str]) -> str | None:
+    """The first of the names that is known, in any case; None if none is."""
     return next((name for name in names if name.lower() in known), None)
 
 
 def _unclear(function: Callable[..., Any], inputs: tuple[str, ...], unknown: list[str]) -> str:
+    """The text of the error for arguments whose role is not known."""
     read = f"has {', '.join(inputs)} as query, key and value, but"
     found = f"{read} what is {', '.join(unknown)}?" if inputs else ""
     return (
