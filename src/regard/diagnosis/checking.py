@@ -454,6 +454,7 @@ class _Examination:
     def wrong_properties(self) -> list[str]:
         """The properties in which another order of axes could differ, where they are wrong."""
         scores = self.score_findings(None)
+        # a softmax over a wrong axis mixes sequences or heads, which is no other mistake
         findings = scores if scores[0].verdict == "wrong" else [*scores, *self.mixing]
         return [finding.what for finding in findings if finding.verdict == "wrong"]
 

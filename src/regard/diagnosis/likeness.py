@@ -469,7 +469,7 @@ def _explains(way: Way, mistake: Mistake) -> bool:
 
 
 def _share_held(way: Way, wrong: Mapping[str, str]) -> float:
-    """The share of the steps, from the wrong one on, whose values the call computed."""
+    """The share of the steps, from the first wrong one on, whose results with the mistakes the call computed."""
     first = next(n for n, step in enumerate(way.steps) if step.name in wrong)
     values, held = way.before[first], []
     for step in way.steps[first:]:
@@ -485,7 +485,7 @@ def _wrong(evidence: str, mistake: str, step: Step | None = None) -> CheckFindin
 
 
 def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
-    """Two mistakes of different steps."""
+    """Each two mistakes of different steps, as one mistake."""
     for n, one in enumerate(mistakes):
         for other in mistakes[n + 1 :]:
             if not set(one.wrong) & set(other.wrong):
@@ -493,7 +493,11 @@ def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
 
 
 def _first_difference(way: Way, reference: Reference) -> CheckFinding:
-    """The step after the last one that agrees, and those before it whose agreement says nothing."""
+    """The finding that names the first step that differs, or several if it is not known which of them it is.
+
+    A step agrees for sure if its numbers are in the run, and in no value before it. The steps after the last sure one
+    are named, up to the one after `way.agreeing`.
+    """
     last = min(way.agreeing, len(way.steps) - 1)
     first = 0
     for number, step in enumerate(way.steps[: way.agreeing]):

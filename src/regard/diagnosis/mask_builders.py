@@ -68,7 +68,10 @@ def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | No
 
 
 def _finding(name: str, case: MaskCase, built: Tensor, meant: str | None) -> CheckFinding:
-    """Whether one mask is right in a sense; else its mistake in each sense."""
+    """The finding about one mask that the function built: right in a sense, or its mistake in each sense.
+
+    `name` is one of `MASKS`, and `meant` the sense that the user means, or None.
+    """
     readings = list(_readings(built))
     what = name.replace("_", " ")
     right = [(s, text) for s, visible in readings for text, mask in case.visible.items() if _fits(visible, mask)]
@@ -121,7 +124,7 @@ def _fits(visible: Tensor, expected: Tensor) -> bool:
 
 
 def _expanded_is(visible: Tensor, expected: Tensor) -> bool:
-    """Whether a mask shows the expected pairs where its axes of size 1 are repeated."""
+    """Whether a mask of three axes shows the expected pairs (B, I, J), with its axes of size 1 repeated."""
     fits = all(size in (1, full) for size, full in zip(visible.shape, expected.shape, strict=True))
     return fits and torch.equal(visible.expand_as(expected), expected)
 

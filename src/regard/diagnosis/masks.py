@@ -189,14 +189,17 @@ def _shared_by_the_batch(hidden: Tensor, seen: Tensor, pairs: Tensor) -> str:
 
 
 def _keeps_other_weights(plain: Tensor, masked: Tensor, kept: Tensor) -> bool:
-    """Whether the visible weights are those without the mask, so that rows no longer sum to 1."""
+    """Whether the weights of the pairs `kept` are those without the mask, so that rows no longer sum to 1."""
     total = plain.sum(-1)
     sums_to_one = close(total, torch.ones_like(total), 1e-3)
     return sums_to_one and close(masked, plain * kept) and bool((masked.sum(-1) < 1 - 1e-2).any())
 
 
 def _hides_the_transposed(hidden: Tensor, seen: Tensor, forbidden: Tensor) -> bool:
-    """Whether the hidden pairs are the transposed forbidden ones; a row that is all forbidden tells nothing."""
+    """Whether the hidden pairs are the transposed forbidden ones, (n, n) each.
+
+    `seen` are the pairs that had a weight (`_effect`). A row that is all forbidden tells nothing.
+    """
     informative = ~forbidden.mT.all(-1, keepdim=True) & seen
     return bool((forbidden.mT & informative).any()) and torch.equal(hidden & informative, forbidden.mT & informative)
 
@@ -342,7 +345,11 @@ def causal_pattern(visible: Tensor) -> str:
 
 
 def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
-    """Whether a function that hides pairs by itself, or with its causal switch, hides exactly the later keys."""
+    """Whether the visible pairs (n, n) are a usual pattern: all keys, or those up to the query.
+
+    `switch` is the name of the causal switch that is on, or None for a call without a mask. With the switch later keys
+    must be hidden. Earlier ones may be hidden too, as in a window.
+    """
     pattern = causal_pattern(visible)
     by = f"With {switch}=True" if switch else "Without a mask"
     hide = "Hide j > i: torch.ones(n, n).triu(1).bool(), or keep torch.ones(n, n).tril().bool()."

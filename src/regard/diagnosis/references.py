@@ -117,7 +117,10 @@ _ADDITIVE_CONTEXT = replace(
 
 
 def _added(role: str, source: str) -> Step:
-    """The projection of query or key for additive scores: the input `source` times the matrix `role`."""
+    """The projection of query or key for additive scores: the input `source` times the matrix `role`.
+
+    It gives the value `from_query` or `from_key`, (B, 1, n, A).
+    """
     return Step(
         f"projection of the {role}",
         f"from_{role}",
@@ -158,7 +161,7 @@ def _general(of: str) -> tuple[Step, ...]:
     """The steps of Luong's general score, with the matrix applied to `of`: the keys or the queries."""
     step = Step(
         "projection",
-        of[0],
+        of[0],  # the projected keys replace k, or the queries q
         lambda x: x.matrices["general"](getattr(x, of)),
         {
             "the matrix is missing": lambda x: getattr(x, of),
@@ -183,8 +186,8 @@ def _multi_head(
 ) -> tuple[Step, ...]:
     """The steps of multi-head attention; `source` and `memory` are the names of the inputs of queries and keys.
 
-    With `cross` the memory gives the values too. `prefix` begins the roles of the matrices, "cross_" in a decoder. The
-    steps give q, k and v in heads (B, H, n, D), and `output` (B, 1, I, C).
+    `mask` is the step of the mask. With `cross` the memory gives the values too. `prefix` begins the roles of the
+    matrices, "cross_" in a decoder. The steps give q, k and v in heads (B, H, n, D), and `output` (B, 1, I, C).
     """
     roles = {role: f"{prefix}{role}" for role in ("query", "key", "value", "output")}
     inputs = (source, memory, memory if cross or source == memory else "value")

@@ -69,7 +69,10 @@ class Reference:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it returns weights times values, alone: then everything else about attention is checked too."""
+        """Whether it returns weights times values, alone: then everything else about attention is checked too.
+
+        The values after its steps have a `context`, and no `down`, the output of a feed-forward layer.
+        """
         return all(any(step.into == "context" for step in steps) for steps in self.orders.values()) and not any(
             step.into == "down" for steps in self.orders.values() for step in steps
         )
@@ -144,7 +147,7 @@ def in_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def split_by_view(x: Tensor, num_heads: int) -> Tensor:
-    """The mistake: numbers of different tokens in one head."""
+    """`in_heads` with a mistake, .view without .transpose: a head (B, H, n, D) has numbers of different tokens."""
     B, _, n, width = x.shape
     return x.reshape(B, num_heads, n, width // num_heads)
 
@@ -271,7 +274,7 @@ ALL_VISIBLE = Step(
 
 
 def _causal(after: Callable[[Values], Tensor]) -> Step:
-    """A causal mask; `after` is how far a key is behind its query, (I, J)."""
+    """A causal mask; `after` is how many places a key stands after its query, (I, J)."""
     return Step(
         "mask",
         "masked",
@@ -293,7 +296,7 @@ def _causal(after: Callable[[Values], Tensor]) -> Step:
 
 
 def _behind_the_end(x: Values) -> Tensor:
-    """How far a key is behind its query if the last query stands at the last key.
+    """How many places a key stands after its query, (I, J), if the last query stands at the last key.
 
     A query alone stands at the first key: at the last one it would see all keys, as without a mask.
     """
