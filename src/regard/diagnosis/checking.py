@@ -215,7 +215,10 @@ def _report_beside(
     reference: Reference,
     names: Mapping[str, str],
 ) -> CheckReport:
-    """The report of a function that should be like a reference. If its steps are right, all else is checked too."""
+    """The report of a function that should be like a reference. If its steps are right, all else is checked too.
+
+    `function` is the subject, or a copy of a module in evaluation; `meant` and `names` are as in `_report`.
+    """
     progress.begin("steps")
     found = likeness(function, reference, inputs, names, seed, progress)
     steps, caller = found.finding, found.caller
@@ -263,7 +266,10 @@ def _steps_findings(
     seed: int,
     progress: CheckProgress,
 ) -> list[CheckFinding]:
-    """The steps of what the function seems to be, beside its own; or that it is not known what they should be."""
+    """The steps of what the function seems to be, beside its own; or that it is not known what they should be.
+
+    Empty if there is no reference for what it seems to be.
+    """
     if best.isolation is not None or best.measurement is None:
         return []
     if not best.equal:
@@ -454,7 +460,7 @@ class _Examination:
     def wrong_properties(self) -> list[str]:
         """The properties in which another order of axes could differ, where they are wrong."""
         scores = self.score_findings(None)
-        # a softmax over a wrong axis mixes sequences or heads, which is no other mistake
+        # a softmax over a wrong axis may mix sequences or heads, which is no other mistake
         findings = scores if scores[0].verdict == "wrong" else [*scores, *self.mixing]
         return [finding.what for finding in findings if finding.verdict == "wrong"]
 
@@ -488,7 +494,10 @@ class _Examination:
         return list(progress.findings)
 
     def _checks(self, mechanism: str | None) -> Iterator[tuple[str, Callable[[], Sequence[CheckFinding | None]]]]:
-        """The name of each check, and the function that makes its findings."""
+        """The name of each check, and the function that makes its findings, in the order of the calls.
+
+        What follows from wrong scores is not checked. `mechanism` is a known one that the weights equal.
+        """
         caller, measurement, measurable = self.caller, self.measurement, self.measurable
         scores = self.score_findings(mechanism)
         yield "scores", lambda: scores

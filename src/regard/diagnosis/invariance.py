@@ -204,7 +204,10 @@ def unused_finding(caller: Caller, is_measured: bool) -> CheckFinding | None:
 
 @torch.no_grad()
 def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> CheckFinding:
-    """Whether the output depends on the order of the keys; for one input, on the order of its tokens."""
+    """Whether the output depends on the order of the keys; for one input, on the order of its tokens.
+
+    It may if the function is causal, or if its weights are those of a `mechanism` with positions.
+    """
     if is_causal:
         return CheckFinding("order", "right", "The function is causal, so the order of tokens counts.")
     query, key, value = caller.sizes.sample(2, caller.dtype)

@@ -391,7 +391,10 @@ def _values(case: Case, num_heads: int, matrices: Mapping[str, Matrix] = Mapping
 
 
 def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
-    """Whether the steps, with these mistakes, give what the function returned: the output, or the weights alone."""
+    """Whether the steps give what the function returned in a call: the output, or the weights alone.
+
+    `wrong` are the mistakes of steps, by their names; {} if all are right.
+    """
     # in the call of the way itself, the values before the first wrong step are known
     first = next((n for n, step in enumerate(way.steps) if step.name in wrong), 0)
     start = way.before[first] if case is way.case else _values(case, way.num_heads, way.matrices)

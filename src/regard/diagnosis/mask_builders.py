@@ -175,7 +175,10 @@ def _causal_case(given: str, arguments: tuple[Any, ...], shape: tuple[int, int, 
 
 
 def _padding_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
-    """Lists of calls with tokens or with the lengths of three sequences; `pad` is the id of padding."""
+    """Lists of calls with tokens, or with the lengths of three sequences; `pad` is the id of padding.
+
+    A function of two `needed` arguments gets the id beside the tokens.
+    """
     lengths = torch.tensor([6, 4, 1])
     # tokens that are not the padding, and then padding
     tokens = torch.where(torch.arange(6) < lengths[:, None], pad + 1 + torch.arange(6), pad)

@@ -73,7 +73,10 @@ def as_kind(pairs: Tensor, kind: str, dtype: torch.dtype) -> Tensor | Mask:
 
 
 def forms(caller: Caller, num_heads: int) -> list[Form]:
-    """The shapes of masks that functions take, the usual ones first."""
+    """The shapes of masks that functions take, the usual ones first.
+
+    In a function without a batch those without an axis B come first. `num_heads` is the size of an axis of heads.
+    """
     B, I = caller.sizes.batch, caller.sizes.queries
     whole = [
         Form("(B, 1, I, J)", lambda p: p, lambda p: p),
@@ -120,7 +123,10 @@ def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads:
 
 
 def _responses(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Iterator[Response]:
-    """What each shape and kind of mask does; stops at the first that hides exactly what it should."""
+    """What each shape and kind of mask does; stops at the first that hides exactly what it should.
+
+    `plain` are the weights without a mask. A `Mask` of Regard has no shape, so it is tried once.
+    """
     inputs = caller.sizes.sample(0, caller.dtype)
     pairs = random_pairs(caller.sizes)
     for kind in ("boolean", "0 and 1", "additive", "a Mask of Regard"):
@@ -251,7 +257,10 @@ def row_mask_response(caller: Caller, plain: Measurement, parameter: str, num_he
 
 
 def _sense_finding(what: str, response: Response, expected: str | None) -> CheckFinding:
-    """The finding about a mask that works: is its sense the one that is meant? If none is named, "keep" is right."""
+    """The finding about a mask that works: is its sense the one that the user means, `expected`?
+
+    If the user named none, "keep" is right, and the others are questions. `what` is the property of the finding.
+    """
     text = f"{response.parameter}: {SENSE_TEXTS[response.effect]}; {response.kind}, shape {response.form.shape}."
     if expected == response.effect or (expected is None and response.effect == "keep"):
         return CheckFinding(what, "right", text)

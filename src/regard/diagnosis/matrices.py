@@ -134,7 +134,10 @@ def _of_columns(matrix: Matrix, widths: tuple[int, ...]) -> Iterator[Matrix]:
 
 
 def check_names(wanted: Mapping[str, str], found: list[Matrix], names: Mapping[str, str]) -> None:
-    """Refuse names of roles or of parameters that do not exist."""
+    """Refuse names of roles or of parameters that do not exist.
+
+    `wanted` has the roles, `found` the matrices of the module, and `names` has for a role what the user names.
+    """
     for role, name in names.items():
         if role not in wanted:
             raise RegardError(f"check(matrices=...): there is no matrix {role!r}. {nearest(role, wanted)}")

@@ -21,7 +21,10 @@ from regard.diagnosis.weights import Measurement, close, measure, with_identitie
 
 @torch.no_grad()
 def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...]:
-    """Names of the catalog with the same weights; the usual name of such a function comes first."""
+    """Names of the catalog with the same weights; the usual name of such a function comes first.
+
+    `num_heads` decides whether that is multi-head attention.
+    """
     product = product_of(measurement)
     measured = measurement.weights.nan_to_num()
     names = [

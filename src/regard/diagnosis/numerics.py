@@ -131,6 +131,7 @@ def precision_finding(caller: Caller) -> CheckFinding | None:
         return None
     if noise < ROUNDING:
         return CheckFinding("precision", "right", "Nothing is rounded to half precision inside.")
+    # casts are the cause if the noise goes away with them
     with WithoutRounding() as casts:
         unrounded = _noise(single)
     text = f"Rounding inside is about {100 * noise:.2g} % of the output, for inputs of more digits."
@@ -189,6 +190,7 @@ def bfloat16_finding(caller: Caller) -> CheckFinding:
     try:
         rounded = in_dtype(caller, torch.bfloat16)
         low = rounded(query, key, value).output
+        # the parameters of a module are rounded in both calls
         exact = in_dtype(with_function(caller, rounded.function), torch.float64)
         high = exact(query.double(), key.double(), value.double()).output
     except Exception as error:  # of the user's function

@@ -42,7 +42,10 @@ class Recording(TorchDispatchMode):
         return result
 
     def holds(self, expected: Tensor) -> bool:
-        """Whether every finite number of a tensor is among those of the run, in any arrangement."""
+        """Whether every finite number of a tensor is among those of the run, in any arrangement.
+
+        False for fewer than `FEWEST` different numbers, which may be found by chance.
+        """
         if self._sorted is None:
             every = torch.cat(self.parts) if self.parts else torch.zeros(0, dtype=torch.float64)
             self._sorted = every[every.isfinite()].sort().values  # once: nothing is recorded after the first question
@@ -71,13 +74,16 @@ class RecordedArray(np.ndarray):
     results: list[Tensor] | None = None
 
     def __array_finalize__(self, obj: Any) -> None:
+        """Arrays that are made of this one, such as slices, share its list."""
         self.results = getattr(obj, "results", None)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """An operation such as +, on plain arrays, for it would call this method again."""
         kwargs = {name: tuple(map(_plain, x)) if name == "out" else _plain(x) for name, x in kwargs.items()}
         return self._kept(getattr(ufunc, method)(*map(_plain, inputs), **kwargs))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function of NumPy, such as `np.concatenate`."""
         return self._kept(super().__array_function__(func, types, args, kwargs))
 
     def _kept(self, result: Any) -> Any:

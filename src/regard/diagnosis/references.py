@@ -30,7 +30,7 @@ from regard.diagnosis.steps import (
 
 
 def _of_heads(what: str, into: str) -> Step:
-    """Keys or values as they are. Fewer heads than those of queries are each repeated for heads in a row."""
+    """The input "key" or "value" as it is. Fewer heads than those of queries are each repeated for heads in a row."""
 
     def repeats(x: Values) -> int:
         return x.query.shape[1] // max(1, getattr(x, what).shape[1])
@@ -394,7 +394,7 @@ def _encoding(order: str) -> Step:
 
 
 def _added_positions(factor: Callable[[Values], float]) -> Step:
-    """The sum of the input, times a factor, and the positions (n, D)."""
+    """The sum of the positions (n, D) and of the input times a factor, which depends on its width."""
     return Step(
         "sum with the positions",
         "output",

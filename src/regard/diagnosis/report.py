@@ -65,7 +65,7 @@ class CheckReport:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """The mistakes by name; empty if none was found."""
+        """The mistakes by name; empty if none was found. One finding may have two, with "; " between them."""
         wrong = (finding.mistake for finding in self.findings if finding.verdict == "wrong")
         return tuple(mistake for mistakes in wrong for mistake in mistakes.split("; "))
 

@@ -103,7 +103,10 @@ def _literal(written: ast.expr) -> Any:
 
 
 def roles_of(function: Callable[..., Any]) -> Roles:
-    """The roles of the arguments, by their names, and by their order if the names say nothing."""
+    """The roles of the arguments, by their names, and by their order if the names say nothing.
+
+    A `RegardError` says which role is not known. A required mask is None in calls without one.
+    """
     parameters = [p for p in signature_of(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
@@ -115,6 +118,7 @@ def roles_of(function: Callable[..., Any]) -> Roles:
     unknown = [name for name in others if name.lower() not in OTHERS]
     if not inputs or unknown:
         raise RegardError(_unclear(function, inputs, unknown))
+    # of f(*inputs), q, k and v are no names of parameters
     only_positional = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY} | (set(inputs) - set(names))
     return Roles(
         inputs,

@@ -37,7 +37,10 @@ def variants_of(caller: Caller) -> Iterator[Variant]:
 
 
 def variant_of_measured(caller: Caller, measurable: Caller, measurement: Measurement) -> Variant | None:
-    """The variant of a function whose weights can be measured, but are not those that its author means."""
+    """The variant of a function whose weights can be measured, but are not those that its author means; else None.
+
+    `measurable` is the function, or a copy with identities for its matrices, that gave the `measurement`.
+    """
     if _adds_a_term(measurable, measurement):
         for part in RESIDUALS:
             variant = next(_fitting(_with_residual(caller, part), is_product=False), None)

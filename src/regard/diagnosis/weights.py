@@ -173,6 +173,7 @@ def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | No
 
 def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
     """As `_solve`, where a head may use the values of another one."""
+    # without more channels than keys, any values would have a solution
     if output.shape[1] == 1 or value.shape[-1] <= value.shape[2]:
         return None
     weights, heads = [], []
