@@ -172,7 +172,7 @@ class Caller:
         return [x for x in tensors_of(result) if x.is_floating_point()]
 
     def result(self, query: Tensor, key: Tensor, value: Tensor, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Any:
-        """What a call without dropout returns, as it is."""
+        """What a call without dropout returns, as it is: with the function's own axes, in a tuple or a dict."""
         return self._result(self._arguments(query.clone(), key.clone(), value.clone()), extra, False)
 
     @property
@@ -419,8 +419,8 @@ def _attempts(
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
 
-    Errors of the other calls are added to `tried`. Many functions of NumPy take tensors too, as long as these require
-    no gradient. So callers with tensors that take no gradient come after those with arrays.
+    Errors of calls with tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
+    require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
     for width, key_width in widths:
         is_misshapen = False

@@ -191,7 +191,10 @@ def _fit(role: str, name: str) -> int:
 
 
 def _hits(role: str, name: str) -> int:
-    """How many words of a name are hints for the role; "cross_query" has the hints of "query"."""
+    """How many words of a name are hints for the role; "cross_query" has the hints of "query".
+
+    A role without hints is its own hint.
+    """
     role = role.removeprefix("cross_")
     return sum(part in HINTS.get(role, (role,)) for part in _parts(name))
 

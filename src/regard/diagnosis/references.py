@@ -30,7 +30,10 @@ from regard.diagnosis.steps import (
 
 
 def _of_heads(what: str, into: str) -> Step:
-    """The input "key" or "value" as it is. Fewer heads than those of queries are each repeated for heads in a row."""
+    """The input "key" or "value" as the value `into`, k or v, in as many heads as the queries have.
+
+    Each of fewer heads is repeated for query heads in a row.
+    """
 
     def repeats(x: Values) -> int:
         return x.query.shape[1] // max(1, getattr(x, what).shape[1])
