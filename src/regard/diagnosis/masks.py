@@ -164,6 +164,7 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
         return shared, 0.0
     if close(plain, masked):
         return "nothing", 0.0
+    # each row is NaN
     if not seen.any():
         return "partly", float("nan")
     if plain.shape[2] == plain.shape[3]:
@@ -171,7 +172,8 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
             return "transposed", 0.0
         if _hides_whole_rows(plain, masked, pairs[:, :, 0]):
             return "rows", 0.0
-    # a mask of 0 and 1 that is added to the scores multiplies weights by e, up to the sum of the row
+    # a mask of 0 and 1 that is added to the scores multiplies weights by e, up to the sum of the row;
+    # so the logarithms of both weights are compared, and in each row with the pair that gained most
     ratio = (masked.clamp(min=1e-12) / plain.clamp(min=1e-12)).log()
     inside, outside = (ratio - ratio.amax(-1, keepdim=True))[pairs], (ratio - ratio.amax(-1, keepdim=True))[~pairs]
     if inside.numel() and outside.numel() and inside.std() < 1e-2 and outside.std() < 1e-2:
