@@ -119,7 +119,7 @@ def _size_of_mixing(caller: Caller, inputs: Inputs, axis: int, of_values: bool =
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite if only one of them has NaN somewhere."""
+    """The largest difference; infinite if one of them has NaN somewhere."""
     return float((one - other).abs().nan_to_num(torch.inf).max())
 
 

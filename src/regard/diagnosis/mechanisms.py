@@ -41,7 +41,7 @@ def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...
 def learned_mechanism(caller: Caller) -> tuple[str, ...]:
     """The mechanism of a module whose score has matrices; empty if it is none of them.
 
-    A copy with identities for the matrices has q . k for scores, or a function of q + k alone: the same number added to
+    A copy with identities for the matrices has q . k for scores, or a function of q + k alone: the same vector added to
     q and subtracted from k changes nothing then.
     """
     if len(caller.roles.inputs) == 1 or not isinstance(caller.function, nn.Module):
