@@ -14,7 +14,8 @@ def axial_rope(
 ) -> Attention:
     """Positions are vectors, such as row and column of a patch; each axis rotates its share of the channels.
 
-    `coordinates` is (axes, n) or (batch, axes, n), or None if each call gets its own.
+    `coordinates` is (axes, n) or (batch, axes, n), or None if each call gets its own. With `alternate` the axes take
+    turns in the frequencies of one RoPE; else each axis has a RoPE of its own.
     """
     return Attention(position=AxialRoPE.grid(coordinates, head_dim, base, alternate=alternate))
 

@@ -8,7 +8,10 @@ from regard.scores import Additive
 
 @explained
 def bahdanau(query_dim: int, key_dim: int, hidden: int = 256, bias: bool = False) -> Attention:
-    """A small network scores each decoder state against each encoder state: the first neural attention."""
+    """A small network scores each decoder state against each encoder state: the first neural attention.
+
+    `hidden` is the width of the network. With `bias` it has a bias inside the tanh.
+    """
     return Attention(Additive(query_dim, key_dim, hidden, bias))
 
 

@@ -15,7 +15,11 @@ def bigbird(
     num_random: int = 3,
     seed: int = 0,
 ) -> Attention:
-    """Each block of queries attends to neighboring blocks, the first blocks, and random blocks drawn from `seed`."""
+    """Each block of queries attends to neighboring blocks, the first blocks, and random blocks drawn from `seed`.
+
+    The `window_blocks` are around the block of the query, and it is one of them. Queries of the first `global_blocks`
+    blocks attend to all keys.
+    """
     return Attention(mask=bigbird_mask(length, block, window_blocks, global_blocks, num_random, seed))
 
 

@@ -11,7 +11,8 @@ from regard.masks import causal
 def differential(head_dim: int, initial: float = 0.8, is_causal: bool = True) -> Sum:
     """Two softmaxes are subtracted, so what both attend to cancels: weights may be negative.
 
-    `head_dim` is D. Queries and keys are (q_1, q_2) and (k_1, k_2), of width 2 D. Values usually have width 2 D, too.
+    `head_dim` is D, and `initial` is lambda_init. Queries and keys are (q_1, q_2) and (k_1, k_2), of width 2 D. Values
+    usually have width 2 D, too.
     """
     mask = causal() if is_causal else None
     factors = DifferenceFactors(head_dim, initial)

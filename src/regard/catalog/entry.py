@@ -78,12 +78,14 @@ class CatalogEntry:
 
     @property
     def summary(self) -> str:
+        """The first line of the docstring of `build`."""
         return (inspect.getdoc(self.build) or "").split("\n")[0]
 
     @property
     def signature(self) -> str:
         """The parameters of `build`, as Python writes them."""
         parameters = inspect.signature(self.build).replace(return_annotation=inspect.Signature.empty)
+        # types without their modules: regard.encodings.Scaling is Scaling
         without_modules = re.sub(r"\b(?:[a-z_]+\.)+(?=[A-Z])", "", str(parameters))
         return f"{self.name}{without_modules}".replace("'", "")
 
@@ -120,7 +122,7 @@ class CatalogEntry:
 
 
 def call_tensors(attention: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
-    """Random tensors that the pieces of an attention need for a call, by name."""
+    """Random tensors that the pieces of an attention need for a call, by name: the same ones for the same shapes."""
     sizes, found = Sizes.of(query, key, value), {}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)

@@ -9,7 +9,11 @@ from regard.masks import causal
 
 @explained
 def fire(num_heads: int, hidden: int = 32, threshold: int = 512, fixed_length: int | None = None) -> Attention:
-    """A small network turns the distance, as a share of the query's position, into a bias for each head."""
+    """A small network turns the distance, as a share of the query's position, into a bias for each head.
+
+    L in the formula is learned, and begins at `threshold`: up to this position the bias depends on the distance alone.
+    With `fixed_length` the distance is divided as at this position everywhere.
+    """
     return Attention(bias=FIREBias(num_heads, hidden, threshold, fixed_length), mask=causal())
 
 

@@ -9,7 +9,10 @@ from regard.masks import causal
 
 @explained
 def forgetting() -> Attention:
-    """Each token has a gate that reduces the weights of all keys before it: a learned, content-dependent ALiBi."""
+    """Each token has a gate that reduces the weights of all keys before it: a learned, content-dependent ALiBi.
+
+    The call has `log_forget` (B, H, J), the logarithms of the gates.
+    """
     return Attention(bias=ForgettingBias(), mask=causal())
 
 

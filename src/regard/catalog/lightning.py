@@ -13,6 +13,7 @@ from regard.transitions import Decay
 def lightning(num_heads: int, layer: int = 0, num_layers: int = 2) -> Attention:
     """Linear attention whose heads forget at constant rates, the slopes of ALiBi; later layers forget more slowly."""
     slopes = 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1, dtype=torch.float64))
+    # 1e-5 as in MiniMax: one layer does not divide by 0, and the last layer forgets too
     in_layer = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
     return Attention(Dot(scale=1.0), transition=Decay(-slopes * in_layer))
 

@@ -11,7 +11,8 @@ from regard.pieces.key_groups import ProjectedGroups
 def linformer(length: int, num_groups: int = 256, is_shared: bool = False) -> Grouped:
     """Keys and values of all tokens are projected to a few, so cost is linear in the length.
 
-    `seen.weights` is the map over tokens, and `seen.weights.by_group` that of the projected keys.
+    `seen.weights` is the map over tokens, and `seen.weights.by_group` that of the projected keys. With `is_shared` keys
+    and values have one projection, F = E.
     """
     return Grouped(Attention(), ProjectedGroups(length, num_groups, is_shared))
 

@@ -20,7 +20,7 @@ def long_convolution(num_heads: int, length: int = 2048) -> Attention:
     `ConvolutionFilter` of your own for that.
     """
     taps = Taps.random(num_heads, length)
-    reach = length * torch.linspace(0.1, 1.0, num_heads)[:, None]
+    reach = length * torch.linspace(0.1, 1.0, num_heads)[:, None]  # tokens, one number a head
     taps.numbers.data *= (-3 * torch.arange(length) / reach).exp()
     return Attention(Dot(1.0), bias=taps, mask=causal(), normalizer=Unnormalized())
 

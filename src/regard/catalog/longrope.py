@@ -11,7 +11,10 @@ from regard.masks import causal
 
 @explained
 def longrope(factors: Sequence[float], extension: float = 1.0, trained_length: int = 4096) -> Attention:
-    """RoPE whose pairs of channels turn slower by a factor each, found by a search: Phi-3."""
+    """RoPE whose pairs of channels turn slower by a factor each, found by a search: Phi-3.
+
+    `extension` is the longest length divided by `trained_length`, the length of the texts in training.
+    """
     scaling = LongRoPEScaling(factors, extension, trained_length)
     return Attention(position=RoPE(2 * len(factors), scaling=scaling), mask=causal())
 

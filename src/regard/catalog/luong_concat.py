@@ -8,7 +8,10 @@ from regard.scores import Concat
 
 @explained
 def luong_concat(query_dim: int, key_dim: int, hidden: int = 256, bias: bool = False) -> Attention:
-    """A small network scores the concatenated decoder and encoder states: an equivalent form of Bahdanau's score."""
+    """A small network scores the concatenated decoder and encoder states: an equivalent form of Bahdanau's score.
+
+    `hidden` is the width of the network. With `bias` it has a bias inside the tanh.
+    """
     return Attention(Concat(query_dim, key_dim, hidden, bias))
 
 

@@ -8,7 +8,10 @@ from regard.scores import Bilinear
 
 @explained
 def luong_general(query_dim: int, key_dim: int, num_heads: int = 1) -> Attention:
-    """A learned matrix compares decoder and encoder states, which may have different widths."""
+    """A learned matrix compares decoder and encoder states, which may have different widths.
+
+    Each of `num_heads` heads has its own.
+    """
     return Attention(Bilinear(query_dim, key_dim, num_heads))
 
 

@@ -11,7 +11,8 @@ from regard.selections import BlockIndexer
 def minimax_sparse(size: int = 128, k: int = 16, local: int = 1) -> Attention:
     """Each query attends to the `k` blocks of `size` keys that hold the greatest scores of a small indexer.
 
-    The call has `index_query` (B, G, I, W), an index head for each key head, and `index_key` (B, 1, J, W).
+    The call has `index_query` (B, G, I, W), an index head for each key head, and `index_key` (B, 1, J, W). The block
+    of the query and those before it, `local` in all, are always among the `k`.
     """
     return Attention(mask=causal(), selection=BlockIndexer(size, k, local))
 

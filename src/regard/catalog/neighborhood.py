@@ -16,7 +16,11 @@ def neighborhood(
     stride: int | Sequence[int] = 1,
     is_causal: bool | Sequence[bool] = False,
 ) -> Attention:
-    """The `size` nearest keys along each axis of a grid of `shape`; at a border the window is shifted inside."""
+    """The `size` nearest keys along each axis of a grid of `shape`; at a border the window is shifted inside.
+
+    `dilation` puts gaps into the window, and `stride` queries side by side share one. On an axis with `is_causal` the
+    window ends at the query. Each argument is one number for all axes, or one for each.
+    """
     return Attention(mask=neighborhood_mask(shape, size, dilation, stride, is_causal))
 
 

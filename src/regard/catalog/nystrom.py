@@ -7,7 +7,10 @@ from regard.composites import Nystrom
 
 @explained
 def nystrom(num_landmarks: int = 64, iterations: int = 6) -> Nystrom:
-    """An approximation of softmax attention through a few landmarks, the means of segments: a product of three maps."""
+    """An approximation of softmax attention through a few landmarks, the means of segments: a product of three maps.
+
+    The inverse in the middle of the product is approximated in `iterations` steps.
+    """
     return Nystrom(num_landmarks, iterations)
 
 

@@ -12,7 +12,8 @@ from regard.pieces.key_groups import MeanGroups
 def pooled_keys(size: int = 16, stride: int | None = None, is_causal: bool = True) -> Grouped:
     """A key is the mean of a block of tokens, so a long text has few keys.
 
-    A block has the position of its last token: a causal query attends to blocks that have ended.
+    A block has the position of its last token: a causal query attends to blocks that have ended. A block of `size`
+    tokens begins every `stride` tokens, by default one after the other.
     """
     return Grouped(Attention(mask=causal() if is_causal else None), MeanGroups(size, stride))
 

@@ -11,6 +11,7 @@ from regard.scores import Dot
 @explained
 def pope(num_heads: int, head_dim: int, base: float = 10_000.0) -> Attention:
     """Each channel is a length, given by the content, at an angle, given by the position."""
+    # encoded queries and keys have 2 D channels, and the scale is that of D
     return Attention(Dot(scale=head_dim**-0.5), position=PoPE(num_heads, head_dim, base), mask=causal())
 
 

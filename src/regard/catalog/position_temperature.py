@@ -9,7 +9,10 @@ from regard.masks import causal
 
 @explained
 def position_temperature(floor: int = 8192, factor: float = 0.1) -> Attention:
-    """A layer without position encoding, whose scores grow step by step with the position of the query: Llama 4."""
+    """A layer without position encoding, whose scores grow step by step with the position of the query: Llama 4.
+
+    Scores are multiplied by 1 + `factor` log(1 + m), where m grows by 1 every `floor` positions.
+    """
     return Attention(position=PositionTemperature(floor, factor), mask=causal())
 
 

@@ -10,7 +10,10 @@ from regard.masks import sliding_tiles as sliding_tiles_mask
 
 @explained
 def sliding_tiles(shape: Sequence[int], tile: int | Sequence[int], size: int | Sequence[int]) -> Attention:
-    """The `size` nearest tiles along each axis of a grid of `shape`, whose tokens are in the order of the tiles."""
+    """The `size` nearest tiles along each axis of a grid of `shape`, whose tokens are in the order of the tiles.
+
+    A tile has `tile` tokens along each axis. `tile` and `size` are one number for all axes, or one for each.
+    """
     return Attention(mask=sliding_tiles_mask(shape, tile, size))
 
 

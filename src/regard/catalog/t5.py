@@ -12,7 +12,8 @@ from regard.scores import Dot
 def t5(num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = True) -> Attention:
     """A learned number per head and distance bucket is added to the unscaled dot product.
 
-    `bidirectional=False` is for decoders: causal, with all buckets for earlier keys.
+    `bidirectional=False` is for decoders: causal, with all buckets for earlier keys. All distances from `max_distance`
+    on share a bucket.
     """
     bias = T5Bias(num_heads, num_buckets, max_distance, bidirectional)
     return Attention(Dot(scale=1.0), bias=bias, mask=None if bidirectional else causal())

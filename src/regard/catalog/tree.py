@@ -10,7 +10,10 @@ from regard.masks import tree as tree_mask
 
 @explained
 def tree(parents: Sequence[int], context: int = 0) -> Attention:
-    """A token attends to itself, to its ancestors in a tree of `parents`, and to the `context` before the tree."""
+    """A token attends to itself, to its ancestors in a tree of `parents`, and to the `context` before the tree.
+
+    `parents[t]` is the number of the token that token t of the tree continues, -1 for the context.
+    """
     return Attention(mask=tree_mask(parents, context))
 
 

@@ -13,7 +13,7 @@ from regard.diagnosis.calling import Caller, Inputs, tensors_of
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import close
 
-#: Tokens of the text, and of its last call, which has several.
+#: Tokens of the text, and of its last call where several tokens come at once (`_several_at_once`).
 LENGTH, LAST = 5, 2
 REMEDY = "Join both at the end, along the axis of tokens: torch.cat((cache, new), -2)."
 
@@ -34,11 +34,17 @@ def cache_finding(caller: Caller) -> CheckFinding | None:
 
 
 def _compared(caller: Caller, inputs: Inputs) -> CheckFinding:
+    """The finding from decoding `inputs`, (B, H, LENGTH, D), token by token.
+
+    The expected output of a token is the last one of a call without a cache, of the tokens up to it. So the function
+    need not be causal.
+    """
     ends = range(1, LENGTH + 1)
     expected = torch.cat([caller(*_part(inputs, 0, end)).output[:, :, -1:] for end in ends], 2)
     steps = list(_decoded(caller, inputs, list(ends)))
     found = torch.cat([output for output, _ in steps], 2)
     name = caller.roles.cache
+    # where the last token was added to each tensor of the cache; "", for tensors where this is not seen, is left out
     sides = {_side(before, after) for before, after in zip(steps[-2][1], steps[-1][1], strict=False)} - {""}
     if close(found, expected):
         return _several_at_once(caller, inputs, expected, sides)
@@ -55,8 +61,14 @@ def _compared(caller: Caller, inputs: Inputs) -> CheckFinding:
 
 
 def _several_at_once(caller: Caller, inputs: Inputs, expected: Tensor, sides: set[str]) -> CheckFinding:
-    """The same for the last tokens in one call: then a causal mask must count the keys of the cache."""
+    """The finding for the last `LAST` tokens in one call, after a cache of the tokens before them.
+
+    It is asked if decoding token by token is right, and the function is causal: then its mask must count the keys of
+    the cache. `expected` (B, H, LENGTH, D) are the right outputs, and `sides` the ends of the cache where new tokens
+    stand.
+    """
     right = CheckFinding("cache", "right", "Token by token with the cache, the outputs are those of one call.")
+    # one call of all tokens gives the outputs of its beginnings only if no token sees a later one
     is_causal = close(caller(*inputs).output, expected)
     if not is_causal:
         return right
@@ -71,7 +83,10 @@ def _several_at_once(caller: Caller, inputs: Inputs, expected: Tensor, sides: se
 
 
 def _decoded(caller: Caller, inputs: Inputs, ends: list[int]) -> Iterator[tuple[Tensor, list[Tensor]]]:
-    """The output of each part of the tokens, which end there, and the tensors of the cache after it."""
+    """Decode the tokens in parts, of which each ends before one of `ends`; the first call gets no cache.
+
+    For each part: its output (B, H, n, D), and all tensors of the cache after it.
+    """
     name, cache, start = caller.roles.cache, None, 0
     for end in ends:
         part = _part(inputs, start, end)
@@ -81,12 +96,16 @@ def _decoded(caller: Caller, inputs: Inputs, ends: list[int]) -> Iterator[tuple[
 
 
 def _part(inputs: Inputs, start: int, end: int) -> Inputs:
+    """The tokens from `start` to `end` - 1 of query, key and value."""
     query, key, value = (x[:, :, start:end] for x in inputs)
     return query, key, value
 
 
 def _cache_in(result: Any) -> Any:
-    """The cache that a call returned: the last value that holds several tensors, or the last value."""
+    """The cache that a call returned: the last value that holds several tensors, or the last value.
+
+    The first value is the output. A ValueError says that there is no cache.
+    """
     values = list(result.values()) if isinstance(result, Mapping) else list(result)
     if isinstance(result, Tensor) or len(values) < 2:
         raise ValueError("it returns no cache")
@@ -94,7 +113,10 @@ def _cache_in(result: Any) -> Any:
 
 
 def _side(before: Tensor, after: Tensor) -> str:
-    """Where the new token stands in a tensor of the cache: at the end, at the beginning; "" if this is not seen."""
+    """Where one new token stands in a tensor of the cache: "end", "beginning", or "" if this is not seen.
+
+    `before` and `after` are the tensor before and after the token.
+    """
     grown = [axis for axis in range(after.ndim) if after.shape[axis] == before.shape[axis] + 1]
     if before.ndim != after.ndim or len(grown) != 1:
         return ""

@@ -49,6 +49,7 @@ class WithoutDropout(TorchFunctionMode):
         if func in _DROPOUTS:
             return args[0] if args else kwargs["input"]
         if func is functional.scaled_dot_product_attention:
+            # by position: query, key, value, mask, dropout, is_causal; the dropout is given by name instead
             args, kwargs = args[:4], kwargs | {"dropout_p": 0.0} | dict(zip(("is_causal",), args[5:6], strict=False))
         return func(*args, **kwargs)
 
@@ -73,8 +74,8 @@ class Undone:
     """Mistakes that a caller undoes, so that everything else is measured behind them.
 
     `rounding`: casts to half precision do nothing. `residual`: "query", "key" or "value" is subtracted from the output.
-    `split`, `join`: the function uses .view where heads have to be transposed. `weights` gives the intended weights
-    (B, H, I, J) for those that are used.
+    `split`, `join`: the function splits or joins heads by .view where they have to be transposed, and inputs or output
+    are arranged so that .view is right. `weights` gives the intended weights (B, H, I, J) for those that are used.
     """
 
     rounding: bool = False
@@ -104,7 +105,11 @@ class NoOutput(ValueError):
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Sizes of the inputs of one call. Keys and values have `key_heads` and `key_width`, if not those of queries."""
+    """Sizes of the inputs of one call: query (B, H, I, D), key and value (B, G, J, D').
+
+    `width` is D. G is `key_heads` and D' is `key_width`; None if they are those of the query. `seed` is that of the
+    check.
+    """
 
     batch: int
     heads: int
@@ -116,7 +121,7 @@ class InputSizes:
     key_width: int | None = None
 
     def sample(self, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 0.7) -> Inputs:
-        """Random query, key and value."""
+        """Random query, key and value with the standard deviation `scale`; each check has a `seed` of its own."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
         of_key = self.batch, self.key_heads or self.heads, self.keys, self.key_width or self.width
         shapes = [(self.batch, self.heads, self.queries, self.width), of_key, of_key]
@@ -126,7 +131,11 @@ class InputSizes:
 
 @dataclass(frozen=True)
 class Caller:
-    """A function with the roles of its arguments and the order of its axes."""
+    """A function with the roles of its arguments, and the order of their axes in letters of `AXES`.
+
+    `sizes` are those of the calls that checks make, `dtype` that of their inputs. With `numpy` the function gets arrays
+    in place of tensors. `undone` are mistakes that each call undoes.
+    """
 
     function: Callable[..., Any]
     roles: Roles
@@ -146,7 +155,11 @@ class Caller:
         extra: Mapping[str, Any] = NO_ARGUMENTS,
         with_dropout: bool = False,
     ) -> CallResult:
-        """Call the function with further arguments `extra`. Without `with_dropout` torch's dropout changes nothing."""
+        """Call the function with further arguments `extra`. Without `with_dropout` torch's dropout changes nothing.
+
+        Query, key and value are (B, H, n, D). The function gets copies of them, so a change in place shows in the
+        copies.
+        """
         arguments = self._arguments(query.clone(), key.clone(), value.clone())
         result = self._result(arguments, extra, with_dropout)
         given = self._arguments(query, key, value)
@@ -159,7 +172,7 @@ class Caller:
         return [x for x in tensors_of(result) if x.is_floating_point()]
 
     def result(self, query: Tensor, key: Tensor, value: Tensor, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Any:
-        """What a call without dropout returns, as it is."""
+        """What a call without dropout returns, as it is: with the function's own axes, in a tuple or a dict."""
         return self._result(self._arguments(query.clone(), key.clone(), value.clone()), extra, False)
 
     @property
@@ -173,6 +186,11 @@ class Caller:
         return False
 
     def _result(self, inputs: dict[str, Tensor], extra: Mapping[str, Any], with_dropout: bool) -> Any:
+        """What the function returns for its own arguments `inputs` and the further arguments `extra`, by name.
+
+        Warnings and printed text are hidden. SystemExit becomes `ProgramEnded`, and a returned None a
+        NotImplementedError: the function is not written yet (`is_not_written` in failures.py).
+        """
         arguments: dict[str, Any] = inputs | self._required_arguments() | dict(extra)
         if self.numpy:
             arguments = {name: x.numpy() if isinstance(x, Tensor) else x for name, x in arguments.items()}
@@ -204,23 +222,26 @@ class Caller:
         return True
 
     def _arguments(self, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Any]:
+        """The inputs by the names of the function's arguments, with its own axes; f(x) gets the query alone."""
         axes = (self.query_axes, self.key_axes, self.key_axes)
         inputs = [argument_tensor(x, a, self.undone.split) for x, a in zip((query, key, value), axes, strict=True)]
         return dict(zip(self.roles.inputs, inputs, strict=False))
 
     def shapes(self, query: Tensor, key: Tensor, value: Tensor) -> list[tuple[str, tuple[int, ...]]]:
-        """The names and shapes of the function's own arguments."""
+        """The names and shapes of the function's own arguments for query, key and value (B, H, n, D)."""
         return [(name, tuple(x.shape)) for name, x in self._arguments(query, key, value).items()]
 
     def _required_arguments(self) -> dict[str, Any]:
+        """The values of required arguments that are no inputs. A switch for training is always off."""
         values = {n: self.argument_width if v == "width" else v for n, v in self.roles.required.items()}
         return values | ({self.roles.training: False} if self.roles.training else {})
 
     def read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
-        """The output and the weights of a result."""
+        """The output (B, H, I, D) and the weights (B, h, I, J) in what a call of these inputs returned."""
         B, H, I, J = *query.shape[:3], key.shape[2]
         returned = [x for x in tensors_of(result) if x.is_floating_point()]
         outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]
+        # first those as wide as the values, then those whose last axis is not that of the keys, as it is in weights
         outputs.sort(key=lambda x: (x.shape[-1] != value.shape[-1], x.shape[-1] == J))
         if not outputs:
             shapes = ", ".join(str(tuple(x.shape)) for x in returned) or type(result).__name__
@@ -260,18 +281,19 @@ def without_rounding(caller: Caller) -> Caller:
 def argument_tensor(x: Tensor, axes: str, is_viewed: bool = False) -> Tensor:
     """A (B, H, n, D) tensor with the axes of the user's function; heads without an axis are parts of the width.
 
-    Other axes that are left out have size 1. `is_viewed`: the numbers keep their order, so that .view gives `x` back.
+    Other axes that are left out have size 1. `is_viewed` is for a function that splits heads by .view, a mistake: the
+    numbers keep their order, so that its .view to (B, H, n, D) gives `x` back.
     """
     own = x if "h" in axes else x.transpose(1, 2).flatten(2).unsqueeze(1)
     kept = ["bhnd".index(axis) for axis in axes]
     absent = [axis for axis in range(4) if axis not in kept]
     permuted = own.permute(*kept, *absent)
-    permuted = permuted.flatten(len(kept) - 1) if absent else permuted
+    permuted = permuted.flatten(len(kept) - 1) if absent else permuted  # axes of size 1 go into the last one
     return x.reshape(permuted.shape) if is_viewed else permuted
 
 
 def canonical_tensor(x: Tensor, axes: str, num_heads: int = 1, is_viewed: bool = False) -> Tensor:
-    """The inverse of `argument_tensor`: (B, H, n, D)."""
+    """The inverse of `argument_tensor`, for tensors of the function with these axes: (B, H, n, D)."""
     absent = [axis for axis in "bhnd" if axis not in axes]
     own = x.reshape(*x.shape, *(1 for _ in absent))
     own = own.permute(*[(axes + "".join(absent)).index(axis) for axis in "bhnd"])
@@ -300,7 +322,11 @@ def tensors_of(result: Any) -> list[Tensor]:
 
 
 def _axes_of(x: Tensor, query_axes: str, B: int, H: int, I: int) -> str:
-    """The order of axes of an output; empty if it is no output."""
+    """The order of axes of an output of I queries; empty if `x` is no output.
+
+    That of the query comes first, then what functions make of it: heads and tokens exchanged, the batch before the
+    tokens, or the axis of the one query added or left out.
+    """
     sizes = {"b": B, "h": H, "n": I, "d": x.shape[-1] if x.ndim else 0}
     options = [query_axes, {"bhnd": "bnhd", "bnhd": "bhnd", "bd": "bnd", "nbd": "bnd"}.get(query_axes, query_axes)]
     options += ["bd", "d"] if I == 1 and "h" not in query_axes else []
@@ -313,6 +339,7 @@ def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
     if x.ndim >= 2 and pair in ((I, J), (J, I)):
         lead = x.shape[:-2]
         if len(lead) < 2 or lead[0] == B:
+            # without a batch: the same weights for all sequences
             return x.reshape(B, -1, *pair) if x.numel() % (B * I * J) == 0 else x.expand(B, 1, *pair)
     if I == 1 and x.numel() == B * J:
         return x.reshape(B, 1, 1, J)
@@ -328,7 +355,9 @@ def callers_of(
 ) -> list[Caller]:
     """A caller for each order of axes in which the function runs; those that are more likely come first.
 
-    With `needs_output` a function that returns no output of its queries, but weights alone, does not count.
+    `inputs` are examples of the user: they give the number of axes, the widths and the heads. With `needs_output` a
+    function that returns no output of its queries, but weights alone, does not count. If no call runs, a `RegardError`
+    lists those that were tried.
     """
     progress = progress or CheckProgress()
     roles = roles_of(function)
@@ -349,6 +378,7 @@ def callers_of(
 
 
 def _remedy(inputs: tuple[Tensor, ...]) -> str:
+    """The advice at the end of the error of `callers_of`; `inputs` are those that the user gave."""
     if not inputs:
         return "Give inputs that it takes: regard.check(function, q, k, v)."
     text = "The function raises this on the inputs that were given."
@@ -363,7 +393,10 @@ def _remedy(inputs: tuple[Tensor, ...]) -> str:
 def _pairs_of_widths(
     function: Callable[..., Any], roles: Roles, inputs: tuple[Tensor, ...]
 ) -> Iterator[list[tuple[int, int]]]:
-    """Widths of query and key to try: equal ones, and if none of them run, those of an encoder and a decoder."""
+    """Lists of (query width, key width) to try: equal widths, then those of an encoder and a decoder.
+
+    A list is only tried if none of the pairs before it runs.
+    """
     if inputs:
         yield [(inputs[0].shape[-1], inputs[-1].shape[-1])]
         return
@@ -386,13 +419,14 @@ def _attempts(
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
 
-    Functions of NumPy take tensors too, as long as these require no gradient: arrays come before such tensors.
+    Errors of calls with tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
+    require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
     for width, key_width in widths:
         is_misshapen = False
         for sizes in _sizes(function, roles, query_axes, width, inputs):
             if is_misshapen and sizes.queries == 1 and len(roles.inputs) == 3:
-                continue  # several queries got no output each, so what one query gets says little
+                continue  # a call with several queries had no output for each of them, so one query says little
             sizes = sizes if key_width == width else replace(sizes, key_width=key_width)
             without_gradients: list[Caller] = []
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
@@ -417,6 +451,7 @@ def _attempts(
 
 
 def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tuple[str, str]]:
+    """The orders of axes of query and key to try, with as many axes as the user's `inputs` have, if any."""
     options = [pair for pair in LAYOUTS if not (roles.is_self and pair[0] != pair[1])]
     if inputs:
         options = [pair for pair in options if len(pair[0]) == inputs[0].ndim and len(pair[1]) == inputs[-1].ndim]
@@ -426,6 +461,10 @@ def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tu
 
 
 def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[InputSizes]:
+    """The sizes to try with these axes and this width, with different numbers of queries and keys first.
+
+    One query is tried last. A function of one input has as many keys as queries. `inputs` only give the heads.
+    """
     batch = 2 if "b" in axes else 1
     heads, key_heads = 4 if "h" in axes else 1, None
     if inputs and "h" in axes:
@@ -440,7 +479,10 @@ def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Ten
 
 
 def copy_of(module: nn.Module) -> nn.Module:
-    """A copy of a module, also if it keeps results of a call that gradients could flow through."""
+    """A copy of a module, also if it keeps results of a call that gradients could flow through.
+
+    `deepcopy` refuses such tensors, so detached copies of them are put into its memo.
+    """
     kept = [x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf]
     return copy.deepcopy(module, {id(x): x.detach().clone() for x in kept})
 
@@ -453,7 +495,7 @@ def declared_heads(function: Any) -> list[int]:
 
 
 def widths_of(function: Any) -> list[int]:
-    """Widths that the inputs of a function may have: those of its modules and attributes."""
+    """At most 6 widths that the inputs of a function may have: those of its modules and attributes, then 16."""
     if not isinstance(function, nn.Module):
         sizes = [getattr(function, name, None) for name in (*WIDTHS, *HEAD_WIDTHS)]
     else:

@@ -196,6 +196,7 @@ def _report(
             return _report_beside(function, subject, inputs, meant, seed, progress, reference, names)
         best = _best_examination(callers_of(function, inputs, seed, progress), *meant)
         findings, equal = best.findings(), best.equal
+        # a function of one input in which no token sees another may add positions, which is no mistake
         if best.isolation is not None and best.caller.roles.is_self:
             positions = _positions_of(function, best.caller, inputs, seed, progress)
             findings, equal = positions or (findings, equal)
@@ -214,7 +215,10 @@ def _report_beside(
     reference: Reference,
     names: Mapping[str, str],
 ) -> CheckReport:
-    """The report of a function that should be like a reference. If its steps are right, all else is checked too."""
+    """The report of a function that should be like a reference. If its steps are right, all else is checked too.
+
+    `function` is the subject, or a copy of a module in evaluation; `meant` and `names` are as in `_report`.
+    """
     progress.begin("steps")
     found = likeness(function, reference, inputs, names, seed, progress)
     steps, caller = found.finding, found.caller
@@ -223,6 +227,7 @@ def _report_beside(
     if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
         mask, scale = meant
         best = _best_examination([caller], mask, reference.scale if scale is None else scale)
+        # what the steps have decided already is not said twice
         known = {*DECIDED_BY_STEPS, *(finding.what for finding in findings)}
         findings = [*findings, *(finding for finding in best.findings() if finding.what not in known)]
     return CheckReport(name_of(subject), f"{name_of(subject)}{caller.text}", tuple(findings), equal)
@@ -231,12 +236,16 @@ def _report_beside(
 def _positions_of(
     function: Callable[..., Any], caller: Caller, inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
 ) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
-    """The findings and the name of a function that adds positions, or rotates by them; None if it does neither."""
+    """The findings and the name of a function that adds positions, or rotates by them; None if it does neither.
+
+    A function that adds the same numbers to any input, other ones for each token, adds positions of its own.
+    """
     for name in POSITIONS:
         is_rounding = caller.undone.rounding
         found = likeness(function, REFERENCES[name], inputs, {}, seed, progress, is_rounding=is_rounding).finding
         if found.verdict == "right":
             return [found], (name,)
+    # inputs of two seeds
     outputs = [(x, caller(x, x, x).output) for x in (caller.sizes.sample(n, caller.dtype)[0] for n in (7, 8))]
     (one, its_output), (other, other_output) = outputs
     if its_output.shape != one.shape or not close(its_output - one, other_output - other):
@@ -257,7 +266,10 @@ def _steps_findings(
     seed: int,
     progress: CheckProgress,
 ) -> list[CheckFinding]:
-    """The steps of what the function seems to be, beside its own; or that it is not known what they should be."""
+    """The steps of what the function seems to be, beside its own; or that it is not known what they should be.
+
+    Empty if there is no reference for what it seems to be.
+    """
     if best.isolation is not None or best.measurement is None:
         return []
     if not best.equal:
@@ -268,6 +280,7 @@ def _steps_findings(
         return []  # measured weights are all that is known of the others
     progress.begin("steps")
     is_recurrent, is_module = best.caller.roles.is_recurrent, isinstance(function, nn.Module)
+    # the references to compare with; the mistake is only searched for in the first of them
     names: Sequence[str] = MODULES if is_module else FUNCTIONS
     if is_learned:
         names = [best.equal[0]]
@@ -282,6 +295,7 @@ def _steps_findings(
     right = next((one.finding for one in (seems, *found) if one.finding.verdict == "right"), None)
     if right is not None:
         return [right]
+    # here it is clear what the function should be, so its mistake is named
     if (is_learned or is_recurrent) and seems.is_explained:
         return [seems.finding]
     if not is_learned and is_module:
@@ -292,7 +306,11 @@ def _steps_findings(
 
 
 def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:
-    """That of the order of axes with the fewest mistakes. Mistakes that hide the weights are undone and noted."""
+    """The examination of the order of axes with the fewest mistakes.
+
+    Mistakes that hide the weights are undone and noted, so that the rest is checked behind them. `mask` and `scale` are
+    what the user means.
+    """
     callers = [caller for caller in callers if caller.query_axes != "d"] or callers  # one vector hides other mistakes
     progress = callers[0].progress
     progress.begin("precision")
@@ -314,7 +332,10 @@ def _best_examination(callers: list[Caller], mask: str | None, scale: float | No
 
 
 def _most_plausible(examinations: list[_Examination]) -> _Examination:
-    """Of those whose weights can be measured, with several tokens if there are such, that with the fewest mistakes."""
+    """The examination with the fewest mistakes, of those whose weights can be measured.
+
+    Calls with several tokens come before those with one.
+    """
     plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
     plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
     best = min(plausible, key=lambda one: one.num_wrong())
@@ -322,10 +343,13 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
 
 
 def _with_mixed_axes(best: _Examination, others: list[_Examination]) -> _Examination | None:
-    """Right with few axes, but with more of them the first ones mix: then that is named, with a note, or only noted.
+    """The result for a function that is right with few axes, but mixes sequences or heads with more; else None.
 
-    An operation over the first axis, such as k - k.mean(0), is over tokens if there is no batch. Over axis 1 it is over
-    tokens if there are no heads, which is usual, so it is the mistake only if the weights are no known ones.
+    An operation over axis 0, such as k - k.mean(0), is over tokens in (n, d), and over the batch in (b, n, d), where it
+    is a mistake. So for (n, d) the result is the examination with more axes.
+
+    Axis 1 holds the tokens in (b, n, d), and heads in (b, h, n, d). Functions without heads are usual, so for (b, n, d)
+    the result is `best`, if all is right about its scores. Both get a note.
     """
     axes = best.caller.query_axes
     if axes not in ("nd", "bnd") or best.num_wrong():
@@ -342,11 +366,17 @@ def _with_mixed_axes(best: _Examination, others: list[_Examination]) -> _Examina
 
 
 def _named(axes: str) -> str:
+    """The names of axes in words: "bnd" is "batch, length, width"."""
     return ", ".join(AXES[axis] for axis in axes)
 
 
 def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examination:
-    """A softmax over dim=1 is right for (length, width), and over the heads if there are any: it has no batch then."""
+    """`best`, or the examination with heads if only there the softmax is over a wrong axis.
+
+    A softmax over dim=1 is over the keys in (n, d), and over the heads in (b, h, n, d). A function of (n, d) has no
+    batch, so the call with heads counts. With dim=2 the softmax is over the keys in (b, n, d), and over the queries if
+    there are heads: then `best` counts. Both get a note.
+    """
     axes = best.caller.query_axes
     if isinstance(best.caller.function, nn.Module) or axes not in ("nd", "bnd") or best.num_wrong():
         return best
@@ -361,7 +391,11 @@ def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examinat
 
 
 class _Examination:
-    """All findings of one function, called with one order of axes. `noted` are findings that were made before."""
+    """All findings of one function, called with one order of axes. `noted` are findings that were made before.
+
+    `mask` and `scale` are what the user means, None if it is not said. `measurable` calls the function, or a copy with
+    identities for its matrices, whose weights can be measured; `measurement` are these. Both are None if there is none.
+    """
 
     def __init__(
         self, caller: Caller, mask: str | None, scale: float | None, noted: tuple[CheckFinding, ...] = ()
@@ -373,17 +407,18 @@ class _Examination:
             self.measurement = self._measured(self.measurable)
 
     def _measured(self, caller: Caller, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
+        """The measured weights of a call, with the keys that its scores compare; None if they cannot be measured."""
         measurement = measure(caller, caller.sizes.sample(0, self.caller.dtype), extra)
         return None if measurement is None else with_own_keys(measurement)
 
     def with_notes(self, *findings: CheckFinding) -> _Examination:
-        """The same with further findings."""
+        """The same with further findings. The copy keeps what was measured and found."""
         other = copy.copy(self)
         other.noted = (*self.noted, *findings)
         return other
 
     def variant(self) -> Variant | None:
-        """The call in which a mistake is undone that changes the weights."""
+        """The call in which a mistake is undone that changes the weights; None if no such mistake is found."""
         if self.measurable is None or self.measurement is None:
             return None
         return variant_of_measured(self.caller, self.measurable, self.measurement)
@@ -425,6 +460,7 @@ class _Examination:
     def wrong_properties(self) -> list[str]:
         """The properties in which another order of axes could differ, where they are wrong."""
         scores = self.score_findings(None)
+        # a softmax over a wrong axis may mix sequences or heads, which is no other mistake
         findings = scores if scores[0].verdict == "wrong" else [*scores, *self.mixing]
         return [finding.what for finding in findings if finding.verdict == "wrong"]
 
@@ -458,7 +494,10 @@ class _Examination:
         return list(progress.findings)
 
     def _checks(self, mechanism: str | None) -> Iterator[tuple[str, Callable[[], Sequence[CheckFinding | None]]]]:
-        """The name of each check, and the function that makes its findings."""
+        """The name of each check, and the function that makes its findings, in the order of the calls.
+
+        What follows from wrong scores is not checked. `mechanism` is a known one that the weights equal.
+        """
         caller, measurement, measurable = self.caller, self.measurement, self.measurable
         scores = self.score_findings(mechanism)
         yield "scores", lambda: scores
@@ -495,16 +534,17 @@ class _Examination:
             return None
 
     def visible(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Tensor | None:
-        """Pairs with a weight where there are as many keys as queries."""
+        """Pairs (n, n) with a weight where there are as many keys as queries; None if this cannot be measured."""
         square = self.measure_square(extra)
         return visible_pairs(square) if square is not None else None
 
     def is_causal(self) -> bool:
+        """Whether some pair is hidden without a mask, so that the order of tokens counts."""
         visible = self.visible()
         return visible is not None and causal_pattern(visible) != "all"
 
     def causal_findings(self) -> list[CheckFinding]:
-        """Without a mask, and with the function's own switch."""
+        """Which later keys are visible, without a mask and with the function's own switch."""
         switch = self.caller.roles.causal
         found = []
         for name, extra in ((None, {}), *([(switch, {switch: True})] if switch else [])):
@@ -516,6 +556,7 @@ class _Examination:
         return found
 
     def all_mask_findings(self) -> list[CheckFinding]:
+        """The findings about each mask argument, with further ones if the mask hides the right keys."""
         if self.measurement is None or self.measurable is None:
             return []
         found: list[CheckFinding] = []
@@ -524,6 +565,7 @@ class _Examination:
                 self.measurable, self.measurement, parameter, self.measurement.weights.shape[1], self.mask
             )
             found += mask_results
+            # with such a mistake hidden keys may reach the output, although they have no weight
             hides_mistakes = self.caller.undone.mixes_tokens or self.caller.undone.weights is not None
             if working is not None and not hides_mistakes and all(f.verdict != "wrong" for f in mask_results):
                 found += self.working_mask_findings(working)

@@ -32,7 +32,7 @@ class FailedCall:
 
     @classmethod
     def of(cls, error: Exception, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> FailedCall:
-        """`shapes` are names and shapes of the inputs."""
+        """`shapes` are names and shapes of the inputs. Of `ProgramEnded` the SystemExit that caused it is named."""
         cause = error.__cause__ if isinstance(error, ProgramEnded) and error.__cause__ else error
         message = f"{type(cause).__name__}: {' '.join(str(cause).split())[:110]}".removesuffix(": ")
         return cls(", ".join(f"{name} {shape}" for name, shape in shapes), message + place_of(error))
@@ -60,4 +60,5 @@ def place_of(error: BaseException) -> str:
 
 
 def _is_of_library(file: str) -> bool:
+    """Whether a file is not the user's. Code that numpy or Python made has a name in place of a file."""
     return file.startswith(("<frozen", "<__array", *(f"{folder}/" for folder in _LIBRARIES)))

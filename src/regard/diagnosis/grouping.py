@@ -18,6 +18,7 @@ def key_heads_of(measurement: Measurement) -> tuple[int, ...]:
         return tuple(range(measurement.weights.shape[1]))
     found = []
     for h, value_head in enumerate(measurement.value_heads):
+        # the usual one first: keys and values are shared alike
         order = [value_head, *(g for g in range(measurement.key_groups.shape[1]) if g != value_head)]
         fits = (g for g in order if product_of(_one_head(measurement, h, g)) is not None)
         found.append(next(fits, -1))
@@ -25,6 +26,7 @@ def key_heads_of(measurement: Measurement) -> tuple[int, ...]:
 
 
 def _one_head(measurement: Measurement, head: int, key_head: int) -> Measurement:
+    """The measurement of one head of the queries with one head of the keys, with axes of heads of size 1."""
     assert measurement.key_groups is not None
     weights, query = (x[:, head : head + 1] for x in (measurement.weights, measurement.query))
     return Measurement(weights, query, measurement.key_groups[:, key_head : key_head + 1])
@@ -63,6 +65,7 @@ def _are_shared_alike(key_heads: tuple[int, ...], value_heads: tuple[int, ...], 
     """
     if not is_module:
         return key_heads == value_heads
+    # each head of the keys goes with one head of the values, and the other way round
     num_pairs = len(set(zip(key_heads, value_heads, strict=True)))
     return num_pairs == len(set(key_heads)) == len(set(value_heads))
 

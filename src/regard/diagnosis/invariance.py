@@ -53,6 +53,7 @@ def _lost_batch_finding(caller: Caller) -> CheckFinding | None:
         return None
     sizes = replace(caller.sizes, batch=2)
     batched = replace(caller, query_axes=f"b{caller.query_axes}", key_axes=f"b{caller.key_axes}", sizes=sizes)
+    # the shape (n, d) of the output of one sequence
     own = tuple(caller(*caller.sizes.sample(1, caller.dtype)).output.shape[2:])
     try:
         returned = batched.returned(*sizes.sample(1, caller.dtype))
@@ -67,7 +68,10 @@ def _lost_batch_finding(caller: Caller) -> CheckFinding | None:
 
 @torch.no_grad()
 def heads_finding(caller: Caller) -> CheckFinding | None:
-    """The mistake that one head changes the output of another; None if it is not made, or if heads have no axis."""
+    """The mistake that one head changes the output of another; None if it is not made.
+
+    None too where heads have no axis, or share heads of the keys.
+    """
     if "h" not in caller.query_axes or caller.sizes.key_heads:
         return None
     size = _size_of_mixing(caller, caller.sizes.sample(1, caller.dtype), 1)
@@ -80,7 +84,10 @@ def heads_finding(caller: Caller) -> CheckFinding | None:
 
 @torch.no_grad()
 def channels_finding(caller: Caller) -> CheckFinding | None:
-    """Whether a channel of the output has values of other channels; None if not, or if a module may project them."""
+    """Whether a channel of the output has values of other channels; None if not, or if it cannot be said.
+
+    Modules may project the values, and without an argument for values these cannot be changed alone.
+    """
     query, key, value = caller.sizes.sample(1, caller.dtype)
     if len(caller.roles.inputs) < 3 or isinstance(caller.function, nn.Module):
         return None
@@ -95,7 +102,10 @@ def channels_finding(caller: Caller) -> CheckFinding | None:
 
 
 def _size_of_mixing(caller: Caller, inputs: Inputs, axis: int, of_values: bool = False) -> float:
-    """How far other entries along an axis of (B, H, n, D) change the output of one; 0 for a rounding or no change."""
+    """How far the output of one entry along an axis of (B, H, n, D) changes if all other entries change.
+
+    The largest change of any entry; 0 if all are roundings. `of_values`: the values alone are changed.
+    """
     query, key, value = inputs
     before = caller(*inputs).output
     sizes = [0.0]
@@ -109,16 +119,16 @@ def _size_of_mixing(caller: Caller, inputs: Inputs, axis: int, of_values: bool =
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite if only one of them has NaN somewhere."""
+    """The largest difference; infinite if one of them has NaN somewhere."""
     return float((one - other).abs().nan_to_num(torch.inf).max())
 
 
 def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
-    """Copies of the inputs in which `part` of each is replaced."""
+    """Copies of the inputs with other numbers in a part: `part` gives a view of a tensor, which is overwritten."""
     copies = tuple(x.clone() for x in inputs)
     for x in copies:
         view = part(x)
-        view.copy_(1 - 2 * view)
+        view.copy_(1 - 2 * view)  # any other numbers
     return copies  # type: ignore[return-value]
 
 
@@ -147,6 +157,7 @@ def isolation_finding(caller: Caller) -> CheckFinding | None:
         return None
     is_square = caller.roles.is_self or caller.sizes.queries == caller.sizes.keys
     for i in range(caller.sizes.queries):
+        # query i keeps its token; where there are as many keys as queries, key i and value i keep theirs
         others = [_with_others(x, 2, i if is_square or n == 0 else None) for n, x in enumerate(inputs)]
         if not close(output[:, :, i], caller(others[0], others[1], others[2]).output[:, :, i]):
             return None
@@ -161,7 +172,7 @@ def isolation_finding(caller: Caller) -> CheckFinding | None:
 
 
 def _with_others(x: Tensor, axis: int, kept: int | None) -> Tensor:
-    """Other numbers (B, H, n, D), but for one entry along an axis."""
+    """A copy of `x` (B, H, n, D) with other numbers, but for the entry `kept` along an axis; None keeps none."""
     other = 1 - 2 * x
     if kept is not None:
         other.select(axis, kept).copy_(x.select(axis, kept))
@@ -170,7 +181,11 @@ def _with_others(x: Tensor, axis: int, kept: int | None) -> Tensor:
 
 @torch.no_grad()
 def unused_finding(caller: Caller, is_measured: bool) -> CheckFinding | None:
-    """The mistake of an output that does not depend on the queries, or has the values for keys; None if not made."""
+    """The mistake of an output that does not depend on the queries or on the keys; None if it is not made.
+
+    If the keys are not used and the weights could not be measured, the scores compare queries with something else, such
+    as the values. If they could (`is_measured`), weights without keys may be meant, as in a Synthesizer.
+    """
     inputs = caller.sizes.sample(6, caller.dtype)
     output = caller(*inputs).output
     if len(caller.roles.inputs) < 3 or not output.numel() or not output.isfinite().all():
@@ -189,7 +204,10 @@ def unused_finding(caller: Caller, is_measured: bool) -> CheckFinding | None:
 
 @torch.no_grad()
 def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> CheckFinding:
-    """Whether the output depends on the order of the keys; for one input, on the order of its tokens."""
+    """Whether the output depends on the order of the keys; for one input, on the order of its tokens.
+
+    It may if the function is causal, or if its weights are those of a `mechanism` with positions.
+    """
     if is_causal:
         return CheckFinding("order", "right", "The function is causal, so the order of tokens counts.")
     query, key, value = caller.sizes.sample(2, caller.dtype)
@@ -215,7 +233,10 @@ def causal_pairs(caller: Caller) -> Tensor:
 
 @torch.no_grad()
 def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> CheckFinding | None:
-    """Whether later tokens change the outputs of earlier ones; None if queries and keys must differ."""
+    """Whether later tokens change the outputs of earlier ones; None if queries and keys must differ.
+
+    `extra` are further arguments of the calls, which hide later keys, and `how` says so at the beginning of the text.
+    """
     if caller.sizes.queries != caller.sizes.keys:
         return None
     cut = caller.sizes.queries // 2
@@ -232,12 +253,13 @@ def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> CheckFindin
 
 @torch.no_grad()
 def padding_finding(caller: Caller, mask: Response) -> CheckFinding:
-    """Whether hidden keys change the outputs of real queries."""
+    """Whether the two last keys change the outputs of real queries where `mask` hides them."""
     s = caller.sizes
     real = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
     real[..., -2:] = False
     extra = {mask.parameter: mask.mask(real, caller.dtype)}
     inputs = s.sample(5, caller.dtype)
+    # in a function of one input the hidden tokens are queries too, and their outputs may change
     rows = slice(0, s.keys - 2) if caller.roles.is_self else slice(None)
     before = caller(*inputs, extra).output[:, :, rows]
     query, key, value = _changed(inputs, lambda x: x[:, :, -2:])
@@ -258,12 +280,14 @@ def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
     pairs = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
     if mask.form.is_padding and s.batch == 1:
         return None
+    # a mask of keys hides the same ones from all queries of a sequence
     empty: Any = (slice(0, 1),) if mask.form.is_padding else (slice(None), slice(None), slice(0, 1))
     pairs[empty] = False
     try:
         output = caller(*s.sample(6, caller.dtype), {mask.parameter: mask.mask(pairs, caller.dtype)}).output
     except Exception:  # of the user's function
         return None
+    # the output without the empty rows must not be NaN
     row = output[empty].clone()
     output[empty] = 0.0
     remedy = "If sequences can be empty: weights.masked_fill(~mask, 0.0) after the softmax, or nan_to_num."
@@ -279,7 +303,7 @@ def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
 
 @torch.no_grad()
 def dropout_finding(caller: Caller) -> CheckFinding:
-    """Whether two calls in evaluation give the same output."""
+    """Whether calls in evaluation with equal inputs give the same output, whatever the seed of torch is."""
     inputs = caller.sizes.sample(7, caller.dtype)
     outputs = []
     with torch.random.fork_rng(devices=[]):

@@ -1,6 +1,7 @@
 """The laws of a mechanism, as assertions. `regard.check` runs them on a user's piece, the tests on the whole catalog.
 
-The first part must hold before a mechanism is timed.
+Each takes an example, or `small`, a function that makes a fresh one. Those before `_laws` must hold before a mechanism
+is timed.
 """
 
 from __future__ import annotations
@@ -71,7 +72,8 @@ def agrees_with_the_reference(engine: str, example: Example) -> None:
 def gradients(engine: str, example: Example) -> tuple[Tensor | None, ...] | None:
     """Gradients for a fixed random output gradient; None if the engine refuses.
 
-    They are those of query, key, value, of the tensors of the call, and of the parameters.
+    They are those of query, key, value, of the tensors of the call, and of the parameters. One is None if the output
+    does not depend on the tensor.
     """
     attention, *tensors = example
     of_call = {name: t.detach().requires_grad_() for name, t in call_tensors(*example).items()}
@@ -97,7 +99,10 @@ def gradients_agree_with_dense(engine: str, example: Example) -> None:
 
 
 def dense_slope_is_that_of_the_reference(example: Example, step: float = 1e-6) -> None:
-    """Check the gradient of dense along a random direction against a central difference of the reference."""
+    """Check the gradient of dense along a random direction against a central difference of the reference.
+
+    Only query, key and value are moved.
+    """
     attention, *tensors = example
     generator = torch.Generator().manual_seed(2)
     directions = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in tensors]
@@ -109,7 +114,7 @@ def dense_slope_is_that_of_the_reference(example: Example, step: float = 1e-6) -
         q, k, v = (t + sign * step * d for t, d in zip(tensors, directions, strict=True))
         with torch.no_grad():
             output = torch.from_numpy(reference(problem_of(attention, q, k, v))[0])
-        if grad_output is None:
+        if grad_output is None:  # the same numbers as in `gradients`
             grad_output = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
         ends.append((output * grad_output).sum())
     slope = sum((g * d).sum() for g, d in zip(dense, directions, strict=False) if g is not None)
@@ -117,7 +122,7 @@ def dense_slope_is_that_of_the_reference(example: Example, step: float = 1e-6) -
 
 
 def broken_law(small: Callable[[], Example]) -> str:
-    """The first broken law with its error, or "": output, weights and gradients of every engine."""
+    """The first broken law with its error, or "". The laws are about output, weights and gradients of every engine."""
     for law, check in _laws(small):
         try:
             check()
@@ -128,7 +133,7 @@ def broken_law(small: Callable[[], Example]) -> str:
 
 @torch.no_grad()
 def call_agrees_with_the_reference(example: Example) -> None:
-    """Check output and weights of an attention with a transition, with random tensors of the call."""
+    """Check output and weights of an attention with a transition against the reference."""
     _, q, _, v = example
     seen, expected = called(*example), called(*example, engine="reference").output
     torch.testing.assert_close(seen.output, expected, **CLOSE)
@@ -147,6 +152,7 @@ def composite_gives_its_map(example: Example) -> None:
 
 
 def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The name and the check of each law that `broken_law` runs: those of a composite, a transition, or a score."""
     attention = small()[0]
     if isinstance(attention, Composite):
         yield "the output of a composite is that of its map", lambda: composite_gives_its_map(small())
@@ -180,7 +186,10 @@ def is_defined(small: Small) -> bool:
 
 
 def sees_the_future(attention: Attention, q: Tensor, k: Tensor) -> bool:
-    """Whether some query may attend to a later key, by the mask's own predicate."""
+    """Whether some query may attend to a later key, by the mask's own predicate.
+
+    True too without a mask, and if there are not as many keys as queries: then laws about the future do not apply.
+    """
     if attention.mask is None or q.shape[2] != k.shape[2]:
         return True
     length = q.shape[2]
@@ -211,6 +220,7 @@ def gradients_agree_with_finite_differences(small: Small) -> None:
         moved = [t + sign * step * d for t, d in zip(tensors, directions, strict=True)]
         with torch.no_grad():
             output = called(attention, *moved, engine="dense").output
+        # the output gradient of `gradients`, by its seed
         toward = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
         ends.append((output * toward).sum())
     slope = sum((g * d).sum() for g, d in zip(analytic, directions, strict=False) if g is not None)
@@ -270,6 +280,7 @@ def rows_merge_from_their_parts(small: Small) -> None:
     normalizer = problem.attention.normalizer
     if normalizer.merge_refusal is not None:
         return
+    # a sink belongs to the whole row: `of_part` is without it, and `finish` adds it
     s, part = scores(problem.attention, problem.prepared, problem.grid), normalizer.of_part()
     columns = torch.arange(s.shape[-1])
     halves = list(zip(s.tensor_split(2, -1), columns.tensor_split(2), strict=True))
@@ -285,7 +296,7 @@ def rows_merge_from_their_parts(small: Small) -> None:
 
 
 def _parts(attention: Attention, tensors: Mapping[str, Any], start: int, count: int) -> dict[str, Any]:
-    """The tensors of a call for some tokens, which are queries and keys."""
+    """The tensors of a call for the `count` tokens from `start` on, along all axes of queries and keys."""
     found = dict(tensors)
     for name, axis in _axes(attention, "IJ"):
         found[name] = found[name].narrow(axis, start, min(count, found[name].shape[axis] - start))
@@ -293,7 +304,7 @@ def _parts(attention: Attention, tensors: Mapping[str, Any], start: int, count: 
 
 
 def _halved(attention: Attention, tensors: Mapping[str, Any], letters: str, start: int) -> dict[str, Any]:
-    """The tensors of a call with other numbers from an index on, along the axes of these letters."""
+    """The tensors of a call with half of each number from index `start` on, along the axes of these letters."""
     found = dict(tensors)
     for name, axis in _axes(attention, letters):
         early, late = found[name].tensor_split((start,), axis)
@@ -302,7 +313,10 @@ def _halved(attention: Attention, tensors: Mapping[str, Any], letters: str, star
 
 
 def _axes(attention: Attention, letters: str) -> Iterator[tuple[str, int]]:
-    """The names of the tensors that the pieces need for each call, each with an axis of these letters."""
+    """The names of the tensors that the pieces need for each call, each with the index of an axis of these letters.
+
+    The letters are those of `Sizes`, such as B, I and J.
+    """
     for piece in attention.pieces():
         for name, words in needs_of(piece).items():
             yield from ((name, axis) for axis, letter in enumerate(words.split()) if letter in letters)
@@ -312,7 +326,7 @@ def _axes(attention: Attention, letters: str) -> Iterator[tuple[str, int]]:
 def masked_weights_are_zero(small: Small) -> None:
     """Pairs that the mask forbids have a weight of exactly 0."""
     attention, q, k, v = small()
-    attention = attention.with_mask_too(mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0))
+    attention = attention.with_mask_too(mask_mod(lambda b, h, i, j: (i + 2 * j + b) % 3 != 0))  # any pairs
     seen = called(attention, q, k, v)
     assert attention.mask is not None
     grid = Grid.whole(seen.weights.positions, q.shape[0], q.shape[1], q.shape[2])
@@ -332,6 +346,7 @@ def spans_bound_the_mask(small: Small) -> None:
     for size in (1, 3, I):
         for first in range(0, I, size):
             last = min(first + size, I)
+            # masks are asked for positions of queries, and answer with positions of keys
             rows, where = allowed[:, :, first:last].flatten(0, 2), (first + positions.start, last + positions.start)
             some = set(positions.columns(attention.mask.any_allowed(*where)).tensor().tolist())
             every = set(positions.columns(attention.mask.all_allowed(*where)).tensor().tolist())
@@ -370,14 +385,14 @@ def decoding_by_chunks_equals_one_call(small: Small) -> None:
             seen = attention(q[part], k[part], v[part], cache=cache, **here)
             cache = seen.cache
             outputs.append(seen.output)
-            rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]
+            rows = whole.weights[:, :, step : step + chunk, : seen.weights.shape[3]]  # the keys so far
             torch.testing.assert_close(seen.weights.dense(), rows, **CLOSE)
         torch.testing.assert_close(torch.cat(outputs, 2), whole.output, **CLOSE)
 
 
 @torch.no_grad()
 def padding_does_not_matter(small: Small) -> None:
-    """What hidden keys and values hold does not change the output."""
+    """The numbers of hidden keys and values do not change the output."""
     attention, q, k, v = small()
     lengths = [max(1, k.shape[2] - (2, 5)[b % 2]) for b in range(k.shape[0])]
     padded = attention.with_mask_too(padding(lengths))
@@ -392,6 +407,7 @@ def empty_rows_give_zeros(small: Small) -> None:
     """A query without any allowed key gets zeros, and finite gradients, in every engine."""
     for engine in TORCH_ENGINES:
         attention, *tensors = small()
+        # hides all keys from the first query; j gives the result its axis of keys
         attention = attention.with_mask_too(mask_mod(lambda b, h, i, j: (i != i.min()) & (j >= 0)))
         inputs = [t.requires_grad_() for t in tensors]
         q, k, v = inputs
@@ -415,6 +431,7 @@ def a_call_changes_nothing(small: Small) -> None:
         toward = torch.ones(1, dtype=torch.float64).expand_as(seen.output)
         first = torch.autograd.grad(seen.output, leaves, toward, retain_graph=True, allow_unused=True)
         assert seen.weights.dense().shape == seen.weights.shape
+        # some reductions need shares: weights that are not negative, with the sum 1 in each row
         shares = seen.weights if seen.weights.has_shares else seen.weights.shares()
         shares.summarize(Entropy(), KeyTotals(), TopLinks(2), Distance(), Pool(3, 3), Similarity())
         again = torch.autograd.grad(seen.output, leaves, toward, allow_unused=True)
@@ -424,7 +441,7 @@ def a_call_changes_nothing(small: Small) -> None:
 
 @torch.no_grad()
 def batch_entries_are_independent(small: Small) -> None:
-    """A batch gives what its entries give alone; only for masks that do not depend on the entry."""
+    """Other numbers in later entries of a batch change no output and no weight of an entry."""
     attention, q, k, v = small()
     whole = called(attention, q, k, v)
     for b in range(q.shape[0]):

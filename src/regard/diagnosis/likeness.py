@@ -26,9 +26,9 @@ from regard.diagnosis.steps import Matrix, Mistake, Reference, Step, Values, mis
 
 #: Numbers that differ by less are equal. Functions that compute in float32 must pass.
 TOLERANCE = 1e-4
-#: Ways to give matrices their roles: as many are looked at, and in as many mistakes are tried.
+#: Ways to give matrices their roles: so many are looked at, and mistakes are tried in so many of them.
 MOST_WAYS, MOST_TRIED = 24, 12
-#: Values that a search computes, and pairs of mistakes that are tried.
+#: Results of steps that a search for matrices computes, and pairs of mistakes that are tried.
 MOST_VALUES, MOST_PAIRS = 4_000, 3_000
 #: Steps in a row that may differ before the later ones are compared no more.
 LONGEST_GAP = 3
@@ -42,7 +42,7 @@ MANY = 40
 class Case:
     """One call: its inputs (B, H, n, D), and what it returned, which is compared with a tolerance.
 
-    `numbers` are all that it computed.
+    `numbers` are all that it computed. `what` ends sentences about it: "", or for example " with 40 keys".
     """
 
     caller: Caller
@@ -55,8 +55,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Way:
-    """One reading of the user's function: its call, the steps of a reference, heads, and the roles of matrices.
+    """One reading of the user's function: its call, the steps of a reference, heads, and the matrices by their roles.
 
+    `order` is the name of this order of steps (`Reference.orders`), and `steps` are in the conventions of the reading.
     `agreeing` is the number of the last step whose result is among the numbers that the call computed; 0 for none.
     `smaller` is the same reading of a smaller call for which the function is right. A mistake that would change the
     numbers of that call is not the cause.
@@ -118,30 +119,35 @@ def likeness(
     names_mistakes: bool = True,
     is_rounding: bool | None = None,
 ) -> Likeness:
-    """Equal to the reference, the mistake by its step, the first step that differs, or not decided.
+    """The verdict about a function beside a reference: equal, a mistake, the first step that differs, or unknown.
 
-    Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
-    `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
+    `names` are those that the user gives to matrices, by role. Without `names_mistakes` only a function that is equal
+    has a verdict: the search for a mistake takes longest. `is_rounding`: the function is known to round to half
+    precision inside, or not to; None: it is not known.
     """
     function = with_drawn_parameters(function)
     callers = _callers(function, inputs, seed, progress)
     if is_rounding:
         callers = list(map(without_rounding, callers))
+    # the readings whose numbers differ, and one that is right in a small call, in the larger call where it is not
     every: list[Way] = []
     wrong_in_larger: Way | None = None
     for way in (way for caller in callers for way in ways_of(caller, reference, names)):
         if not _agrees(way, way.case, {}):
             every.append(way)
             continue
+        # right here: a larger call may still differ
         later = next((case for case in _further_cases(way.case.caller) if not _agrees(way, case, {})), None)
         if later is None:
             return replace(_equal(way, reference), axes=_axes_question(way, every))
         wrong_in_larger = _in_case(way, later)
+        # a function of one query alone says little: readings of other axes are looked at too
         if not _is_one_query(way):
             every.clear()
             break
     if not names_mistakes:
         return _different(reference, callers[0])
+    # steps may not hold rounded numbers, so all is compared again without the rounding
     if is_rounding is None and (rounding := _rounding(callers[0])) is not None:
         return replace(likeness(function, reference, inputs, names, seed, progress, True, True), rounding=rounding)
     if every:
@@ -179,6 +185,7 @@ def _is_one_query(way: Way) -> bool:
 
 
 def _different(reference: Reference, caller: Caller) -> Likeness:
+    """The answer without a search for mistakes: the numbers are not those of the reference."""
     text = f"Its numbers are not those of {reference.name}."
     return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
 
@@ -200,7 +207,10 @@ def _callers(
 
 
 def with_drawn_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a module in evaluation in which no parameter is 0 or 1 any more: zeros would hide mistakes."""
+    """A copy of a module in evaluation in which no parameter is 0 or 1 any more: zeros would hide mistakes.
+
+    It adds in place, so gradients must be off. A function that is no module is returned as it is.
+    """
     if not isinstance(function, nn.Module):
         return function
     module, generator = copy_of(function).eval(), torch.Generator().manual_seed(0)
@@ -212,8 +222,10 @@ def with_drawn_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> Iterator[Way]:
-    """All readings of one call. A matrix has a role if the numbers of its step are among those that the call computed;
-    if none has, those whose names fit best.
+    """All readings of one call, as many as `MOST_WAYS` for each number of heads and order of steps.
+
+    A matrix has a role if the numbers of its step are among those that the call computed; if none has, those whose
+    names fit best.
     """
     case, width, key_width = _first_case(caller), caller.argument_width, caller.sizes.key_width
     for num_heads in _numbers_of_heads(caller, reference, width):
@@ -227,7 +239,7 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
 
 
 def _in_case(way: Way, case: Case) -> Way:
-    """The same reading of another call."""
+    """The same reading of another call, with the number of the last step that agrees there."""
     there = replace(way, case=case, smaller=way)
     held = [n for n, step in enumerate(way.steps, 1) if case.numbers.holds(getattr(there.before[n], step.into))]
     return replace(there, agreeing=max(held, default=0))
@@ -235,7 +247,12 @@ def _in_case(way: Way, case: Case) -> Way:
 
 @dataclass
 class _Search:
-    """Gives the matrices of a module to the steps of a reference, one after the other."""
+    """Gives the matrices of a module to the steps of a reference, one after the other.
+
+    `wanted` are the axes of the matrices by role, in letters, and `names` the parameters that the user names. `found`
+    are all matrices of the module. `holds` says whether the numbers of a tensor are among those that the call computed,
+    `takes_mask` whether the function takes a mask, and `computed` counts the results of steps.
+    """
 
     wanted: Mapping[str, str]
     found: list[Matrix]
@@ -246,6 +263,7 @@ class _Search:
 
     @cached_property
     def shapes(self) -> set[tuple[int, ...]]:
+        """The shapes of all matrices of the module."""
         return {tuple(matrix.weight.shape) for matrix in self.found}
 
     def ways(
@@ -258,7 +276,8 @@ class _Search:
     ) -> Iterator[tuple[tuple[Step, ...], dict[str, Matrix], int]]:
         """The steps with their conventions, the matrices by their roles, and the number of the last step that agrees.
 
-        Behind a matrix that no number shows, the others are those whose names fit best.
+        It goes on from the steps `done`, with their values, the sizes of the letters, and the last step `agreeing`
+        among them. Behind a matrix that no number shows, the others are those whose names fit best.
         """
         number = len(done)
         if self.computed > MOST_VALUES:
@@ -266,11 +285,13 @@ class _Search:
         if number == len(steps):
             yield done, values.matrices, agreeing
             return
+        # too many steps in a row differ: the later ones are filled in without a comparison
         is_lost = number - agreeing > LONGEST_GAP
         forms = steps[number : number + 1] if is_lost else (steps[number], *steps[number].others)
         guesses = 1 if number > agreeing or is_lost else MOST_GUESSES
         forms = [form for form in forms if self.takes_mask or not form.takes_mask]
         choices = [(form, self._choices(form, values, sizes, is_lost)) for form in forms]
+        # choices that agree rule out the others; if none agrees, the first ones are guessed
         agree = [(form, choice) for form, found in choices for choice in found if choice[2]]
         guessed = [(form, choice) for form, found in choices for choice in found[:guesses]]
         for form, (chosen, with_it, agrees) in agree or guessed:
@@ -290,6 +311,7 @@ class _Search:
             used = {matrix.name for matrix in values.matrices.values()}
             free = [m for m in self.found if m.name not in used and m.name.startswith(self.names.get(role, ""))]
             parents = {_parent(matrix) for matrix in values.matrices.values()}
+            # if names fit equally well, parts of one parameter go together, such as query and key in one projection
             free.sort(key=lambda matrix: _parent(matrix) not in parents)
             fits = fitting(role, self.wanted[role], free, sizes)
             options = [({**values.matrices, role: matrix}, with_it) for matrix, with_it in fits]
@@ -310,11 +332,15 @@ class _Search:
 
 
 def _parent(matrix: Matrix) -> str:
-    """The parameter of a matrix that is a part of one; the name alone for a whole one."""
+    """The parameter that a matrix is a part of; for a whole matrix a text that no other one has.
+
+    So parts of one parameter have the same parent, and whole matrices have none in common.
+    """
     return matrix.name.rpartition("[")[0] or f"whole {matrix.name}"
 
 
 def _numbers_of_heads(caller: Caller, reference: Reference, width: int) -> list[int]:
+    """The numbers of heads to try; none if the reference splits a width that the function gets in heads."""
     if not reference.has_heads:
         return [1]
     if "h" in caller.query_axes:
@@ -326,11 +352,15 @@ def _numbers_of_heads(caller: Caller, reference: Reference, width: int) -> list[
 
 
 def _first_case(caller: Caller) -> Case:
+    """The call with the caller's own sizes, and scores of usual size."""
     return _case(caller, caller.sizes, 0.7, "", TOLERANCE)
 
 
 def _further_cases(caller: Caller) -> Iterator[Case]:
-    """Calls with large scores, and with many tokens, where windows show."""
+    """Calls with large scores, and with many tokens, where windows show.
+
+    Large scores make roundings larger, so more of a difference is tolerated.
+    """
     s, n = caller.sizes, MANY
     longer = replace(s, queries=n if s.queries > 1 else 1, keys=n)
     for sizes, scale, what in ((s, 25.0, " where scores are large"), (longer, 0.7, f" with {n} keys")):
@@ -341,6 +371,10 @@ def _further_cases(caller: Caller) -> Iterator[Case]:
 
 
 def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance: float) -> Case:
+    """One recorded call of the caller; `scale` is the standard deviation of its inputs.
+
+    A function of one input has it for query, key and value, and one of two has the keys for values.
+    """
     query, key, value = inputs = sizes.sample(21, caller.dtype, scale)
     numbers, returned = recorded(caller, inputs)
     if caller.roles.is_self:
@@ -351,17 +385,23 @@ def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance:
 
 
 def _values(case: Case, num_heads: int, matrices: Mapping[str, Matrix] = MappingProxyType({})) -> Values:
+    """The values before the first step. A row without any visible key has NaN for weights, as in a softmax."""
     query, key, value = (x.double() for x in case.inputs)
     return Values(query=query, key=key, value=value, num_heads=num_heads, matrices=matrices, of_no_keys=torch.nan)
 
 
 def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
-    """Whether the steps, with these mistakes, give what the function returned: the output, or the weights alone."""
+    """Whether the steps give what the function returned in a call: the output, or the weights alone.
+
+    `wrong` are the mistakes of steps, by their names; {} if all are right.
+    """
+    # in the call of the way itself, the values before the first wrong step are known
     first = next((n for n, step in enumerate(way.steps) if step.name in wrong), 0)
     start = way.before[first] if case is way.case else _values(case, way.num_heads, way.matrices)
     steps = way.steps[first if case is way.case else 0 :]
     try:
         values = run(steps, start, wrong)
+        # the function may give zeros to a query without any visible key
         if values.output.isnan().any() and not any(x.isnan().any() for x in case.returned):
             values = run(steps, Values(**{**vars(start), "of_no_keys": 0.0}), wrong)
     except (RuntimeError, IndexError):  # a mistake that these sizes do not allow
@@ -370,6 +410,7 @@ def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
         return True
     if not hasattr(values, "weights"):
         return False
+    # weights count if there is no output beside them
     is_alone = not any(x.numel() == values.output.numel() for x in case.returned)
     return is_alone and any(_same(values.weights, x, case.tolerance) for x in case.returned)
 
@@ -387,6 +428,7 @@ def _same(expected: Tensor, given: Tensor, tolerance: float) -> bool:
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether numbers differ by less than a share of the largest; NaN and inf stand in the same places."""
     finite = one.isfinite()
     if not torch.equal(finite, other.isfinite()):
         return False
@@ -395,7 +437,10 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
 
 def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
-    """The mistake that explains the numbers of the first way that has one; else the first step that differs."""
+    """The mistake that explains the numbers of the first way that has one; else the first step that differs.
+
+    `tried` are ways, the best ones first. Two mistakes together are searched for in the first way alone.
+    """
     for way in tried:
         found = _explaining(way, mistakes_of(way.steps))
         if found is not None:
@@ -404,6 +449,7 @@ def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
             text = f"With this mistake in the step {where!r}, the steps of {reference.name} give the same numbers"
             return Likeness(_wrong(f"{text}{way.case.what}{way.text}.", found.text, step), way.case.caller)
     way = tried[0]
+    # at least one of two mistakes is in the first step that differs, shortly before it, or after it
     late = {step.name for step in way.steps[max(0, way.agreeing - 2) :]}
     pairs = _pairs([each for each in mistakes_of(way.steps) if late & set(each.wrong)])
     found = next((each for each in islice(pairs, MOST_PAIRS) if _explains(way, each)), None)
@@ -426,7 +472,7 @@ def _explains(way: Way, mistake: Mistake) -> bool:
 
 
 def _share_held(way: Way, wrong: Mapping[str, str]) -> float:
-    """The share of the steps, from the wrong one on, whose values the call computed."""
+    """The share of the steps, from the first wrong one on, whose results with the mistakes the call computed."""
     first = next(n for n, step in enumerate(way.steps) if step.name in wrong)
     values, held = way.before[first], []
     for step in way.steps[first:]:
@@ -436,12 +482,13 @@ def _share_held(way: Way, wrong: Mapping[str, str]) -> float:
 
 
 def _wrong(evidence: str, mistake: str, step: Step | None = None) -> CheckFinding:
+    """The finding about steps with a mistake, with the formula of the wrong step as remedy."""
     remedy = f"The formula: {step.formula}." if step is not None and step.formula else "Compare it with the formula."
     return CheckFinding("steps", "wrong", evidence, remedy, mistake)
 
 
 def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
-    """Two mistakes of different steps."""
+    """Each two mistakes of different steps, as one mistake."""
     for n, one in enumerate(mistakes):
         for other in mistakes[n + 1 :]:
             if not set(one.wrong) & set(other.wrong):
@@ -449,13 +496,18 @@ def _pairs(mistakes: list[Mistake]) -> Iterator[Mistake]:
 
 
 def _first_difference(way: Way, reference: Reference) -> CheckFinding:
-    """The step after the last one that agrees, and those before it whose agreement says nothing."""
+    """The finding that names the first step that differs, or several if it is not known which of them it is.
+
+    A step agrees for sure if its numbers are in the run, and in no value before it. The steps after the last sure one
+    are named, up to the one after `way.agreeing`.
+    """
     last = min(way.agreeing, len(way.steps) - 1)
     first = 0
     for number, step in enumerate(way.steps[: way.agreeing]):
         result = getattr(way.before[number + 1], step.into)
         if way.case.numbers.holds(result) and not _is_known(result, vars(way.before[number]).values()):
             first = number + 1
+    # steps that make q, k and v are not named beside a later one
     while first < last and way.steps[first].into in ("q", "k", "v"):
         first += 1
     first = min(first, last)
@@ -472,6 +524,7 @@ def _is_known(result: Tensor, earlier: Iterable[Any]) -> bool:
 
 
 def _without_matrices(reference: Reference) -> CheckFinding:
+    """The finding that no parameters have the shapes of the matrices of the reference."""
     wanted = ", ".join(f"{role} ({axes.replace(' ', ' x ')})" for role, axes in reference.matrices.items())
     text = f"{reference.name} needs the matrices {wanted}, and the parameters of the function do not fit these shapes."
     remedy = "Say which they are: regard.check(module, like=..., matrices={'query': 'name of a parameter'})."

@@ -27,9 +27,10 @@ SENSE = {
 
 @dataclass(frozen=True)
 class MaskCase:
-    """One call with its arguments. `visible` (B, I, J) are the pairs that are meant, by the names of what is right.
+    """One call of a function that builds a mask, with its arguments; `given` says them in words.
 
-    `wrong` are masks by their mistakes. `given` says the arguments in words.
+    `visible` are the masks (B, I, J) that are right, True where a query may attend, by a text that says the convention:
+    "" for the usual one. `wrong` are masks by their mistakes.
     """
 
     given: str
@@ -39,7 +40,11 @@ class MaskCase:
 
 
 def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | None) -> tuple[str, CheckFinding]:
-    """How the function was called, and the finding about its masks; `meant` is the sense that the user means."""
+    """How the function was called, and the finding about its masks.
+
+    `name` is one of `MASKS`, and `meant` the sense that the user means, or None. The first list of calls counts whose
+    first call runs.
+    """
     failures: list[FailedCall] = []
     for cases in _BUILDERS[name](_number_of_arguments(function), _pad_id(function)):
         found: list[CheckFinding] = []
@@ -63,7 +68,10 @@ def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | No
 
 
 def _finding(name: str, case: MaskCase, built: Tensor, meant: str | None) -> CheckFinding:
-    """Whether one mask is right in a sense; else its mistake in each sense."""
+    """The finding about one mask that the function built: right in a sense, or its mistake in each sense.
+
+    `name` is one of `MASKS`, and `meant` the sense that the user means, or None.
+    """
     readings = list(_readings(built))
     what = name.replace("_", " ")
     right = [(s, text) for s, visible in readings for text, mask in case.visible.items() if _fits(visible, mask)]
@@ -83,10 +91,11 @@ def _finding(name: str, case: MaskCase, built: Tensor, meant: str | None) -> Che
 
 
 def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """The visible pairs of a mask in each sense that its numbers allow."""
+    """Each sense in which the numbers of a mask can be read, and the pairs that are visible in it."""
     if built.is_floating_point() and bool((built < HIDES).any()):
         yield "additive", built >= HIDES
     elif bool(((built == 0) | (built == 1)).all()):
+        # zeros that are added to the scores hide nothing
         if built.is_floating_point() and not built.any():
             yield "additive", built == 0
         yield "keep", built != 0
@@ -94,7 +103,10 @@ def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 def _fits(visible: Tensor, expected: Tensor) -> bool:
-    """Whether a mask, with axes of size 1 for those that it repeats, hides the expected pairs (B, I, J)."""
+    """Whether a mask shows the expected pairs (B, I, J). Axes that it lacks, or of size 1, are repeated.
+
+    Of a mask with an axis of heads the first head is compared.
+    """
     B, _, J = expected.shape
     if visible.ndim > 4:
         raise RegardError(
@@ -103,6 +115,7 @@ def _fits(visible: Tensor, expected: Tensor) -> bool:
         )
     if visible.ndim == 4:
         options = [visible[:, 0]]
+    # (I, J) for all sequences, if I = B, or the keys of each sequence
     elif tuple(visible.shape) == (B, J):
         options = [visible[None], visible[:, None]]
     else:
@@ -111,6 +124,7 @@ def _fits(visible: Tensor, expected: Tensor) -> bool:
 
 
 def _expanded_is(visible: Tensor, expected: Tensor) -> bool:
+    """Whether a mask of three axes shows the expected pairs (B, I, J), with its axes of size 1 repeated."""
     fits = all(size in (1, full) for size, full in zip(visible.shape, expected.shape, strict=True))
     return fits and torch.equal(visible.expand_as(expected), expected)
 
@@ -130,6 +144,10 @@ def _pad_id(function: Callable[..., Any]) -> int:
 
 
 def _causal_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
+    """Lists of calls, one for each kind of argument, for a function of `needed` arguments: lengths, tokens, inputs.
+
+    Several lengths show masks that are fixed for one length.
+    """
     if needed >= 2:
         yield [_causal_case(f"{I}, {J}", (I, J), (1, I, J)) for I, J in ((6, 6), (1, 5), (4, 6))]
     lengths = (6, 1, 2, 40)
@@ -139,8 +157,9 @@ def _causal_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
 
 
 def _causal_case(given: str, arguments: tuple[Any, ...], shape: tuple[int, int, int]) -> MaskCase:
+    """A call that builds a causal mask of a shape (B, I, J), with the right masks and the wrong ones."""
     _, I, J = shape
-    d = torch.arange(J) - torch.arange(I)[:, None]
+    d = torch.arange(J) - torch.arange(I)[:, None]  # j - i
     right = {"": d <= 0} if I == J else {", whose first keys are those of the first queries": d <= 0}
     right |= {", whose last keys are those of the last queries": d <= J - I} if I != J else {}
     wrong = {
@@ -156,7 +175,12 @@ def _causal_case(given: str, arguments: tuple[Any, ...], shape: tuple[int, int, 
 
 
 def _padding_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
+    """Lists of calls with tokens, or with the lengths of three sequences; `pad` is the id of padding.
+
+    A function of two `needed` arguments gets the id beside the tokens.
+    """
     lengths = torch.tensor([6, 4, 1])
+    # tokens that are not the padding, and then padding
     tokens = torch.where(torch.arange(6) < lengths[:, None], pad + 1 + torch.arange(6), pad)
     cases = [("tokens (3, 6)", (tokens,)), (f"tokens (3, 6), {pad}", (tokens, pad))]
     yield [_padding_case(given, arguments, lengths) for given, arguments in cases[needed >= 2 : (needed >= 2) + 1]]
@@ -165,6 +189,7 @@ def _padding_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
 
 
 def _padding_case(given: str, arguments: tuple[Any, ...], lengths: Tensor) -> MaskCase:
+    """A call that builds a padding mask (3, 6, 6) for sequences of these lengths."""
     key = torch.arange(6)
     real = key < lengths[:, None]
 

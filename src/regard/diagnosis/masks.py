@@ -21,13 +21,17 @@ SENSE_TEXTS = {
     "drop": "True (or 1) = may NOT attend",
     "additive": "a number that is added to the score: 0 = may attend, -inf = may not",
 }
-#: A weight below this share of the weight without a mask is hidden.
+#: A pair is hidden if its weight is below this share of its weight without a mask.
 HIDDEN = 1e-3
 
 
 @dataclass(frozen=True)
 class Form:
-    """A shape of a mask: `shape` in words, `of` makes it of (B, 1, I, J) pairs, `back` gives the pairs it holds."""
+    """A shape of a mask, with `shape` in words.
+
+    `of` gives the mask of pairs (B, 1, I, J), and `back` those pairs (B, 1, I, J) that such a mask can hold: of a mask
+    (J,), for example, the first row for all queries and sequences.
+    """
 
     shape: str
     of: Callable[[Tensor], Tensor]
@@ -35,12 +39,17 @@ class Form:
 
     @property
     def is_padding(self) -> bool:
+        """Whether the mask hides the same keys from all queries: it has no axis of queries."""
         return "I" not in self.shape
 
 
 @dataclass(frozen=True)
 class Response:
-    """What a mask did: `effect` is a sense, or the name of a mistake; `pairs` are the pairs that were True."""
+    """What a mask did: `effect` is a sense of `SENSES`, or a key of `MISTAKES`.
+
+    `parameter` is the argument of the function; the mask that it got has the shape `form` and the `kind` of `as_kind`.
+    `amount` is the number in the text of some mistakes.
+    """
 
     parameter: str
     form: Form
@@ -55,7 +64,7 @@ class Response:
 
 
 def as_kind(pairs: Tensor, kind: str, dtype: torch.dtype) -> Tensor | Mask:
-    """The mask as booleans, as numbers 0 and 1, as 0 and -inf, or as a `Mask`."""
+    """The mask for `pairs` in a kind: booleans, numbers 0 and 1, "additive" (0 where True, else -inf), or a `Mask`."""
     if kind == "a Mask of Regard":
         return mask_tensor(pairs)
     if kind == "additive":
@@ -64,7 +73,10 @@ def as_kind(pairs: Tensor, kind: str, dtype: torch.dtype) -> Tensor | Mask:
 
 
 def forms(caller: Caller, num_heads: int) -> list[Form]:
-    """The shapes of masks that functions take, the usual ones first."""
+    """The shapes of masks that functions take, the usual ones first.
+
+    In a function without a batch those without an axis B come first. `num_heads` is the size of an axis of heads.
+    """
     B, I = caller.sizes.batch, caller.sizes.queries
     whole = [
         Form("(B, 1, I, J)", lambda p: p, lambda p: p),
@@ -83,6 +95,7 @@ def forms(caller: Caller, num_heads: int) -> list[Form]:
     if B == 1 and "b" not in caller.query_axes:
         whole = [whole[2], whole[1], whole[0]]
         by_key = [by_key[3], *by_key[:3]]
+    # for one query, a mask of keys is the usual one
     return [*whole, *by_key] if I > 1 else [by_key[0], by_key[2], *whole]
 
 
@@ -90,7 +103,7 @@ def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
     """Pairs (B, 1, I, J) of which each row has some that may attend and some that may not; key 0 may attend."""
     pairs = torch.rand(sizes.batch, 1, sizes.queries, sizes.keys, generator=torch.Generator().manual_seed(seed)) < 0.5
     pairs[..., 0], pairs[..., 1] = True, False
-    rows = torch.arange(sizes.queries)
+    rows = torch.arange(sizes.queries)  # each gets a second visible key, so that no weight has to be 1
     pairs[:, :, rows, 2 + rows % max(1, sizes.keys - 2) if sizes.keys > 2 else 0] = True
     return pairs
 
@@ -98,7 +111,8 @@ def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
 def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
     """The first shape and kind of mask that hides the right keys; else the first of `MISTAKES`; None if none runs.
 
-    If all sequences get the same mask, this is a mistake, even if a mask without a batch axis hides the right keys.
+    `plain` are the weights without a mask. If all sequences get the same mask, this is a mistake, even if a mask
+    without a batch axis hides the right keys.
     """
     responses = list(_responses(caller, plain, parameter, num_heads))
     working = [r for r in responses if r.effect in SENSES]
@@ -109,7 +123,10 @@ def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads:
 
 
 def _responses(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Iterator[Response]:
-    """What each shape and kind of mask does; stops at the first that hides exactly what it should."""
+    """What each shape and kind of mask does; stops at the first that hides exactly what it should.
+
+    `plain` are the weights without a mask. A `Mask` of Regard has no shape, so it is tried once.
+    """
     inputs = caller.sizes.sample(0, caller.dtype)
     pairs = random_pairs(caller.sizes)
     for kind in ("boolean", "0 and 1", "additive", "a Mask of Regard"):
@@ -128,7 +145,12 @@ def _responses(caller: Caller, plain: Measurement, parameter: str, num_heads: in
 
 
 def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[str, float]:
-    """The sense in which the mask hid keys, or what it did instead."""
+    """What a mask did: the sense in which it hid keys, or a key of `MISTAKES`, with the number for its text.
+
+    `plain` and `masked` are the weights (B, H, I, J) without and with it, and `pairs` (B, 1, I, J) are those where it
+    is True.
+    """
+    # only pairs that have a weight without the mask, in rows that are not all NaN with it
     seen = (plain > 1e-9) & ~masked.isnan().all(-1, keepdim=True)
     hidden = (masked.nan_to_num() < HIDDEN * plain) & seen
     pairs = pairs.expand_as(plain)
@@ -142,6 +164,7 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
         return shared, 0.0
     if close(plain, masked):
         return "nothing", 0.0
+    # each row is NaN
     if not seen.any():
         return "partly", float("nan")
     if plain.shape[2] == plain.shape[3]:
@@ -149,6 +172,8 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
             return "transposed", 0.0
         if _hides_whole_rows(plain, masked, pairs[:, :, 0]):
             return "rows", 0.0
+    # a mask of 0 and 1 that is added to the scores multiplies weights by e, up to the sum of the row;
+    # so the logarithms of both weights are compared, and in each row with the pair that gained most
     ratio = (masked.clamp(min=1e-12) / plain.clamp(min=1e-12)).log()
     inside, outside = (ratio - ratio.amax(-1, keepdim=True))[pairs], (ratio - ratio.amax(-1, keepdim=True))[~pairs]
     if inside.numel() and outside.numel() and inside.std() < 1e-2 and outside.std() < 1e-2:
@@ -157,7 +182,10 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
 
 
 def _shared_by_the_batch(hidden: Tensor, seen: Tensor, pairs: Tensor) -> str:
-    """The mistake of a function that gives all sequences the mask of one of them, or all masks joined; "" if none."""
+    """The mistake of a function that gives all sequences the mask of one of them, or all masks joined; "" if none.
+
+    `hidden`, `seen` and `pairs` are those of `_effect`.
+    """
     if len(pairs) == 1:
         return ""
     for shown in (pairs, ~pairs):
@@ -169,20 +197,26 @@ def _shared_by_the_batch(hidden: Tensor, seen: Tensor, pairs: Tensor) -> str:
 
 
 def _keeps_other_weights(plain: Tensor, masked: Tensor, kept: Tensor) -> bool:
-    """Whether the visible weights are those without the mask, so that rows no longer sum to 1."""
+    """Whether the weights of the pairs `kept` are those without the mask, so that rows no longer sum to 1."""
     total = plain.sum(-1)
     sums_to_one = close(total, torch.ones_like(total), 1e-3)
     return sums_to_one and close(masked, plain * kept) and bool((masked.sum(-1) < 1 - 1e-2).any())
 
 
 def _hides_the_transposed(hidden: Tensor, seen: Tensor, forbidden: Tensor) -> bool:
-    """Whether the hidden pairs are the transposed forbidden ones; a row that is all forbidden tells nothing."""
+    """Whether the hidden pairs are the transposed forbidden ones, (n, n) each.
+
+    `seen` are the pairs that had a weight (`_effect`). A row that is all forbidden tells nothing.
+    """
     informative = ~forbidden.mT.all(-1, keepdim=True) & seen
     return bool((forbidden.mT & informative).any()) and torch.equal(hidden & informative, forbidden.mT & informative)
 
 
 def _hides_whole_rows(plain: Tensor, masked: Tensor, tokens: Tensor) -> bool:
-    """Whether the rows of some tokens changed as a whole, and all other rows are as without the mask."""
+    """Whether the rows of some tokens changed as a whole, and all other rows are as without the mask.
+
+    `tokens` (B, 1, I) are those that are True in the mask.
+    """
     changed = ((plain - masked).abs() > 1e-6).any(-1) | masked.isnan().any(-1)
     return any(torch.equal(changed, rows.expand_as(changed)) for rows in (tokens, ~tokens))
 
@@ -190,7 +224,10 @@ def _hides_whole_rows(plain: Tensor, masked: Tensor, tokens: Tensor) -> bool:
 def mask_findings(
     caller: Caller, plain: Measurement, parameter: str, num_heads: int, expected: str | None
 ) -> tuple[list[CheckFinding], Response | None]:
-    """Sense and effect of one mask argument."""
+    """The findings about one mask argument, and what the mask did if it works in some sense; else None.
+
+    `plain` are the weights without a mask, and `expected` is the sense that the user means, if it is known.
+    """
     response = mask_response(caller, plain, parameter, num_heads)
     if response is None or response.effect not in (*SENSES, *OF_THE_BATCH):
         response = row_mask_response(caller, plain, parameter, num_heads) or response
@@ -208,7 +245,10 @@ def mask_findings(
 
 
 def row_mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
-    """A mask over tokens that hides queries instead of keys runs only if both have the same length."""
+    """What a mask does where there are as many keys as queries; None if this shows no mistake and no sense.
+
+    A mask over tokens that hides queries instead of keys runs only there.
+    """
     s = caller.sizes
     if s.queries == s.keys or s.queries == 1:
         return None
@@ -219,6 +259,10 @@ def row_mask_response(caller: Caller, plain: Measurement, parameter: str, num_he
 
 
 def _sense_finding(what: str, response: Response, expected: str | None) -> CheckFinding:
+    """The finding about a mask that works: is its sense the one that the user means, `expected`?
+
+    If the user named none, "keep" is right, and the others are questions. `what` is the property of the finding.
+    """
     text = f"{response.parameter}: {SENSE_TEXTS[response.effect]}; {response.kind}, shape {response.form.shape}."
     if expected == response.effect or (expected is None and response.effect == "keep"):
         return CheckFinding(what, "right", text)
@@ -269,6 +313,7 @@ REMEDIES = {
 
 
 def _mistake_finding(what: str, response: Response) -> CheckFinding:
+    """The finding about a mask with one of `MISTAKES`."""
     mistake, measured = MISTAKES[response.effect]
     text = measured.format(amount=response.amount, shape=response.form.shape)
     tried = f"Tried: {response.parameter}, {response.kind}, shape {response.form.shape}."
@@ -293,7 +338,11 @@ def visible_pairs(measurement: Measurement) -> Tensor:
 
 
 def causal_pattern(visible: Tensor) -> str:
-    """The name of a pattern of visible pairs: causal, all, future (reversed), next (off by one), past, or other."""
+    """The name of a pattern of visible pairs (I, J).
+
+    It is all, causal, next (off by one), past (not the token itself), future (reversed), later (future without the
+    token itself), or other.
+    """
     i, j = torch.arange(visible.shape[0])[:, None], torch.arange(visible.shape[1])
     patterns = {
         "all": i >= 0 * j,
@@ -307,7 +356,11 @@ def causal_pattern(visible: Tensor) -> str:
 
 
 def causal_finding(visible: Tensor, switch: str | None) -> CheckFinding:
-    """Whether a function that hides pairs by itself, or with its causal switch, hides exactly the later keys."""
+    """Whether the visible pairs (n, n) are a usual pattern: all keys, or those up to the query.
+
+    `switch` is the name of the causal switch that is on, or None for a call without a mask. With the switch later keys
+    must be hidden. Earlier ones may be hidden too, as in a window.
+    """
     pattern = causal_pattern(visible)
     by = f"With {switch}=True" if switch else "Without a mask"
     hide = "Hide j > i: torch.ones(n, n).triu(1).bool(), or keep torch.ones(n, n).tril().bool()."

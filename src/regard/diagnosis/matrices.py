@@ -51,7 +51,7 @@ def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list
 
 
 def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices of single heads, such as heads.0.query.weight, one below the other."""
+    """Matrices of single heads, such as heads.0.query.weight, one below the other, as heads.*.query.weight."""
     groups: dict[str, list[Tensor]] = {}
     for name, x in parameters.items():
         if x.ndim <= 2 and _NUMBER.search(name):
@@ -64,6 +64,10 @@ def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Iterator[Matrix]:
+    """The matrices (out, in) that one parameter can be, each with its bias; a vector is that of a norm, or one row.
+
+    With `is_linear` a matrix is known to be (out, in), and is not transposed.
+    """
     if x.ndim == 1:
         is_norm = bias is not None and bias.shape == x.shape
         if not name.endswith("bias"):
@@ -130,7 +134,10 @@ def _of_columns(matrix: Matrix, widths: tuple[int, ...]) -> Iterator[Matrix]:
 
 
 def check_names(wanted: Mapping[str, str], found: list[Matrix], names: Mapping[str, str]) -> None:
-    """Refuse names of roles or of parameters that do not exist."""
+    """Refuse names of roles or of parameters that do not exist.
+
+    `wanted` has the roles, `found` the matrices of the module, and `names` has for a role what the user names.
+    """
     for role, name in names.items():
         if role not in wanted:
             raise RegardError(f"check(matrices=...): there is no matrix {role!r}. {nearest(role, wanted)}")
@@ -157,7 +164,10 @@ def swapped_names(matrices: Mapping[str, Matrix]) -> str:
 
 
 def unified(letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> dict[str, int] | None:
-    """The sizes with those of a matrix; None if they differ."""
+    """The sizes of letters with those of a matrix; None if the shape does not fit its letters, such as "D C".
+
+    A digit among the letters is a size itself.
+    """
     axes = letters.split()
     if len(shape) != len(axes):
         return None
@@ -170,7 +180,10 @@ def unified(letters: str, shape: tuple[int, ...], sizes: Mapping[str, int]) -> d
 
 
 def _fit(role: str, name: str) -> int:
-    """How many parts of a name speak for the role; a whole matrix fits better than a part of one."""
+    """How well a name speaks for a role. A whole matrix fits better than a part of one.
+
+    A hint for the role counts 2, one for cross-attention 1, and one for another projection alone -2.
+    """
     of_cross = role.startswith("cross_") and any(part in CROSS for part in _parts(name))
     own = _hits(role, name)
     of_another = not own and any(_hits(other, name) for other in PROJECTIONS)
@@ -178,9 +191,14 @@ def _fit(role: str, name: str) -> int:
 
 
 def _hits(role: str, name: str) -> int:
+    """How many words of a name are hints for the role; "cross_query" has the hints of "query".
+
+    A role without hints is its own hint.
+    """
     role = role.removeprefix("cross_")
     return sum(part in HINTS.get(role, (role,)) for part in _parts(name))
 
 
 def _parts(name: str) -> list[str]:
+    """The words of a name: "heads.0.W_q" has heads, w and q."""
     return re.split(r"[^a-z]+", name.lower())

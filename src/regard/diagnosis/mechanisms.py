@@ -21,7 +21,10 @@ from regard.diagnosis.weights import Measurement, close, measure, with_identitie
 
 @torch.no_grad()
 def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...]:
-    """Names of the catalog with the same weights; the usual name of such a function comes first."""
+    """Names of the catalog with the same weights; the usual name of such a function comes first.
+
+    `num_heads` decides whether that is multi-head attention.
+    """
     product = product_of(measurement)
     measured = measurement.weights.nan_to_num()
     names = [
@@ -36,7 +39,11 @@ def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...
 
 @torch.no_grad()
 def learned_mechanism(caller: Caller) -> tuple[str, ...]:
-    """The mechanism of a module whose score has matrices: with identities for them it shows q . k, or q + k alone."""
+    """The mechanism of a module whose score has matrices; empty if it is none of them.
+
+    A copy with identities for the matrices has q . k for scores, or a function of q + k alone: the same vector added to
+    q and subtracted from k changes nothing then.
+    """
     if len(caller.roles.inputs) == 1 or not isinstance(caller.function, nn.Module):
         return ()
     query, key, value = caller.sizes.sample(0, caller.dtype)
@@ -50,6 +57,7 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
             shifted = measure(other, (query + shift, key - shift, value))
         except Exception:  # the copy may not run
             continue
+        # equal weights tell nothing
         if measurement is None or shifted is None or measurement.weights.std(-1).max() < 1e-3:
             continue
         product = product_of(measurement)
@@ -83,7 +91,7 @@ class _Numbers:
 def _weights(
     name: str, heads: int, settings: tuple[tuple[str, Any], ...], query: _Numbers, key: _Numbers
 ) -> Tensor | None:
-    """The weights of a mechanism; none if it has parameters to learn, or does not take these sizes."""
+    """The weights of a mechanism, (B, H, I, J); None if it has parameters to learn, or does not take these sizes."""
     entry, width = mechanisms()[name], query.shape[-1]
     sizes = {"width": width, "query_dim": width, "key_dim": width, "num_heads": heads}
     names = inspect.signature(entry.build).parameters
@@ -98,6 +106,10 @@ def _weights(
 
 
 def _settings(name: str, measurement: Measurement, product: Product | None) -> list[dict[str, Any]]:
+    """The arguments of a mechanism that the measured weights suggest, one dict for each way to build it.
+
+    An empty list leaves the mechanism out: its mask has too many settings, or the weights rule it out.
+    """
     factor = product.factor if product is not None and product.factor > 0 else None
     kept = int((measurement.weights > 1e-6).sum(-1).max())
     special: dict[str, list[dict[str, Any]]] = {
@@ -122,4 +134,5 @@ def _settings(name: str, measurement: Measurement, product: Product | None) -> l
 
 
 def _is_scaled(factor: float, query: Tensor) -> bool:
+    """Whether the factor is that of scaled dot-product attention, 1 / sqrt(D)."""
     return math.isclose(factor, query.shape[-1] ** -0.5, rel_tol=1e-3)

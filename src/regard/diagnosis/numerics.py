@@ -54,6 +54,10 @@ def gradient_finding(caller: Caller) -> CheckFinding:
 
 
 def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) -> CheckFinding:
+    """The finding about the gradients of tensors, which are in groups by the names of their arguments.
+
+    `loss` computes a number from the tensors as they are at the time, so that they can be moved.
+    """
     value = loss()
     if not value.requires_grad:
         text = "The output has no gradient at all."
@@ -87,7 +91,7 @@ def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) 
 def _unequal_slopes(
     group: list[Tensor], gradients: Sequence[Tensor | None], loss: Callable[[], Tensor]
 ) -> tuple[float, float] | None:
-    """Analytic and numerical slope, if they differ for each step."""
+    """Analytic and numerical slope, if they differ for each size of step; else None."""
     slopes = [_slopes(group, gradients, loss, step) for step in STEPS.get(group[0].dtype, (1e-2,))]
     if all(abs(analytic - numeric) > 1e-2 * max(abs(numeric), 1e-2) + 1e-4 for analytic, numeric in slopes):
         return slopes[-1]
@@ -97,13 +101,16 @@ def _unequal_slopes(
 def _slopes(
     group: list[Tensor], gradients: Sequence[Tensor | None], loss: Callable[[], Tensor], step: float
 ) -> tuple[float, float]:
-    """Slopes along a random direction, from gradients and from a central difference."""
+    """Slopes along a random direction, from gradients and from a central difference.
+
+    The tensors are moved in place, since parameters are what the function reads, and then moved back.
+    """
     generator = torch.Generator().manual_seed(2)
     directions = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) for x in group]
     analytic = sum(float((g * d).sum()) for g, d in zip(gradients, directions, strict=True) if g is not None)
     ends = []
     with torch.no_grad():
-        for sign in (1, -2):
+        for sign in (1, -2):  # one step forward, then two back
             for x, d in zip(group, directions, strict=True):
                 x.add_(sign * step * d)
             ends.append(float(loss()))
@@ -124,6 +131,7 @@ def precision_finding(caller: Caller) -> CheckFinding | None:
         return None
     if noise < ROUNDING:
         return CheckFinding("precision", "right", "Nothing is rounded to half precision inside.")
+    # casts are the cause if the noise goes away with them
     with WithoutRounding() as casts:
         unrounded = _noise(single)
     text = f"Rounding inside is about {100 * noise:.2g} % of the output, for inputs of more digits."
@@ -145,13 +153,14 @@ def _noise(caller: Caller) -> float | None:
     inputs = caller.sizes.sample(12, caller.dtype)
     along = caller.sizes.sample(13, caller.dtype, scale=1.0)
     outputs = []
-    for step in (-2, -1, 0, 1, 2, 2):
+    for step in (-2, -1, 0, 1, 2, 2):  # the last call is repeated: equal calls must give equal outputs
         query, key, value = (x + step * STEP_OF_ROUNDING * d for x, d in zip(inputs, along, strict=True))
         outputs.append(caller(query, key, value).output.double())
     if not (torch.stack(outputs).isfinite().all() and outputs[0].numel() and torch.equal(outputs[-1], outputs[-2])):
         return None
     fourth = outputs[0] - 4 * outputs[1] + 6 * outputs[2] - 4 * outputs[3] + outputs[4]
-    # a quantile, because a threshold inside (top-k, relu) gives few outputs a large difference
+    # a quantile, because a threshold inside (top-k, relu) gives few outputs a large difference; fourth differences of
+    # independent roundings are sqrt(70), about 8, times as large as one
     return float(fourth.abs().flatten().quantile(0.75) / outputs[2].square().mean().sqrt().clamp(min=1e-12)) / 8
 
 
@@ -181,6 +190,7 @@ def bfloat16_finding(caller: Caller) -> CheckFinding:
     try:
         rounded = in_dtype(caller, torch.bfloat16)
         low = rounded(query, key, value).output
+        # the parameters of a module are rounded in both calls
         exact = in_dtype(with_function(caller, rounded.function), torch.float64)
         high = exact(query.double(), key.double(), value.double()).output
     except Exception as error:  # of the user's function
@@ -206,6 +216,7 @@ def in_dtype(caller: Caller, dtype: torch.dtype) -> Caller:
 
 
 def _short(error: Exception) -> str:
+    """The message of an error in one line of at most 120 characters."""
     return " ".join(str(error).split())[:120]
 
 
@@ -216,6 +227,10 @@ def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
 
 
 def _timed(caller: Caller, length: int) -> CheckFinding:
+    """The finding of `speed_finding`, for `length` tokens in float32.
+
+    16 tokens come first: a call that would take more than a second for all, if time is quadratic, is not made.
+    """
     sizes = replace(caller.sizes, queries=length, keys=length) if caller.sizes.queries > 1 else caller.sizes
     caller = in_dtype(replace(caller, sizes=sizes), torch.float32)
     inputs: Inputs = sizes.sample(11, torch.float32)

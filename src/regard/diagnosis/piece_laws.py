@@ -42,6 +42,7 @@ def law_report(subject: Piece, inputs: tuple[Tensor, ...], progress: CheckProgre
 
 
 def _attention_of(piece: Piece) -> Attention:
+    """A copy of an attention; of a piece, an attention that has it in its slot, and is plain otherwise."""
     if isinstance(piece, Attention):
         return copy.deepcopy(piece)
     slots = {"bias": Bias, "mask": Mask, "normalizer": Normalizer, "position": Encoding, "score": Score}
@@ -59,7 +60,7 @@ def _example_of(attention: Attention, inputs: tuple[Tensor, ...]) -> Callable[[]
 
 
 def _fitting(attention: Attention) -> list[Tensor]:
-    """The first inputs of `TRIED` that the attention takes."""
+    """Random query, key and value of the first sizes of `TRIED` that the attention takes."""
     errors = []
     for heads, width, length in TRIED:
         generator = torch.Generator().manual_seed(0)
@@ -91,6 +92,7 @@ def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[Callabl
 
 
 def _finding(name: str, law: Callable[[Callable[[], Example]], None], small: Callable[[], Example]) -> CheckFinding:
+    """The finding about one law. An error of the piece is a broken law too."""
     try:
         law(small)
     except Exception as error:  # of the user's piece

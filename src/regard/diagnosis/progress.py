@@ -27,7 +27,7 @@ class LimitReached(BaseException):
 
 @dataclass
 class CheckProgress:
-    """The state of one check. `limit` is in seconds."""
+    """The state of one check: which property is looked at, the findings and calls so far. `limit` is in seconds."""
 
     limit: float | None = None
     tell: Tell = lambda check, calls, findings: None
@@ -50,7 +50,7 @@ class CheckProgress:
 
     @contextmanager
     def one_call(self) -> Iterator[None]:
-        """One call of the user's function. The time between calls is checked too."""
+        """One call of the user's function. The time is checked before and after it."""
         self._stop_if_late()
         self._call_changed(is_calling=True)
         self._tell()
@@ -98,9 +98,11 @@ class CheckProgress:
             raise RegardError(self._over(subject)) from None
 
     def _ring(self, number: int, frame: Any) -> None:
+        """What the alarm does: it raises in the code that runs at the time."""
         raise LimitReached
 
     def _over(self, subject: str) -> str:
+        """The text of the error when the time is over: where it went, and what was found."""
         now = time.monotonic()
         waited = now - self.changed
         slow = f"{self.calls} calls took {(now - self.started) / max(self.calls, 1):.2g} s each"
@@ -131,6 +133,7 @@ def of_threads(number: int) -> Iterator[None]:
 
 
 def _alarm_is_free() -> bool:
+    """Whether an alarm can be set: in the main thread, where the program has no alarm of its own."""
     return (
         hasattr(signal, "setitimer")
         and threading.current_thread() is threading.main_thread()

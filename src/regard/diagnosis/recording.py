@@ -23,7 +23,10 @@ FEWEST, FEW = 4, 8
 
 
 class Recording(TorchDispatchMode):
-    """Inside, keeps the real numbers of every result, in `parts`."""
+    """Inside, keeps the real numbers of every result of torch in `parts`; `holds` asks whether numbers are among them.
+
+    `parts` may begin with the numbers of given tensors. `dtype` is that of the run: it says how near equal numbers are.
+    """
 
     def __init__(self, parts: Iterable[Tensor] = (), dtype: torch.dtype = torch.float64) -> None:
         super().__init__()
@@ -39,10 +42,13 @@ class Recording(TorchDispatchMode):
         return result
 
     def holds(self, expected: Tensor) -> bool:
-        """Whether every finite number of a tensor is among those of the run, in any arrangement."""
+        """Whether every finite number of a tensor is among those of the run, in any arrangement.
+
+        False for fewer than `FEWEST` different numbers, which may be found by chance.
+        """
         if self._sorted is None:
             every = torch.cat(self.parts) if self.parts else torch.zeros(0, dtype=torch.float64)
-            self._sorted = every[every.isfinite()].sort().values
+            self._sorted = every[every.isfinite()].sort().values  # once: nothing is recorded after the first question
         wanted = expected.double()[expected.isfinite()].contiguous()
         if not len(self._sorted) or len(wanted) < FEWEST:
             return False
@@ -63,21 +69,25 @@ class Recording(TorchDispatchMode):
 
 
 class RecordedArray(np.ndarray):
-    """An array that keeps the result of every operation on it in `results`."""
+    """An array that keeps the result of every operation on it in `results`, a list that the results share."""
 
     results: list[Tensor] | None = None
 
     def __array_finalize__(self, obj: Any) -> None:
+        """Arrays that are made of this one, such as slices, share its list."""
         self.results = getattr(obj, "results", None)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        """An operation such as +, on plain arrays, for it would call this method again."""
         kwargs = {name: tuple(map(_plain, x)) if name == "out" else _plain(x) for name, x in kwargs.items()}
         return self._kept(getattr(ufunc, method)(*map(_plain, inputs), **kwargs))
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """A function of NumPy, such as `np.concatenate`."""
         return self._kept(super().__array_function__(func, types, args, kwargs))
 
     def _kept(self, result: Any) -> Any:
+        """The result of an operation; an array of real numbers is kept, and is recorded from there on too."""
         if self.results is not None and isinstance(result, np.ndarray) and result.dtype.kind == "f":
             if result.size <= LARGEST:
                 self.results.append(torch.tensor(_plain(result), dtype=torch.float64).flatten())
@@ -87,6 +97,7 @@ class RecordedArray(np.ndarray):
 
 
 def _plain(x: Any) -> Any:
+    """An array without recording; anything else as it is."""
     return x.view(np.ndarray) if isinstance(x, RecordedArray) else x
 
 
@@ -109,6 +120,7 @@ def recorded(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Rec
 
 
 def _recorded_of_arrays(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Recording, list[Tensor]]:
+    """As `recorded`, for a function of NumPy arrays, which gets recorded arrays and returns plain ones."""
     numbers = Recording()
 
     def with_recording(*args: Any, **kwargs: Any) -> Any:

@@ -30,7 +30,10 @@ from regard.diagnosis.steps import (
 
 
 def _of_heads(what: str, into: str) -> Step:
-    """Keys or values as they are. Fewer heads than those of queries are each repeated for heads in a row."""
+    """The input "key" or "value" as the value `into`, k or v, in as many heads as the queries have.
+
+    Each of fewer heads is repeated for query heads in a row.
+    """
 
     def repeats(x: Values) -> int:
         return x.query.shape[1] // max(1, getattr(x, what).shape[1])
@@ -62,6 +65,7 @@ def _pairs(x: Values) -> tuple[Tensor, Tensor]:
 
 
 def _sum(x: Values) -> Tensor:
+    """The sum for each pair, (B, 1, I, J, A)."""
     query, key = _pairs(x)
     return query + key
 
@@ -116,6 +120,10 @@ _ADDITIVE_CONTEXT = replace(
 
 
 def _added(role: str, source: str) -> Step:
+    """The projection of query or key for additive scores: the input `source` times the matrix `role`.
+
+    It gives the value `from_query` or `from_key`, (B, 1, n, A).
+    """
     return Step(
         f"projection of the {role}",
         f"from_{role}",
@@ -153,10 +161,10 @@ _ADDITIVE = (
 
 
 def _general(of: str) -> tuple[Step, ...]:
-    """With the matrix applied to the keys or to the queries."""
+    """The steps of Luong's general score, with the matrix applied to `of`: the keys or the queries."""
     step = Step(
         "projection",
-        of[0],
+        of[0],  # the projected keys replace k, or the queries q
         lambda x: x.matrices["general"](getattr(x, of)),
         {
             "the matrix is missing": lambda x: getattr(x, of),
@@ -179,12 +187,17 @@ def _general(of: str) -> tuple[Step, ...]:
 def _multi_head(
     mask: Step, cross: bool = False, prefix: str = "", source: str = "query", memory: str = "key"
 ) -> tuple[Step, ...]:
+    """The steps of multi-head attention; `source` and `memory` are the names of the inputs of queries and keys.
+
+    `mask` is the step of the mask. With `cross` the memory gives the values too. `prefix` begins the roles of the
+    matrices, "cross_" in a decoder. The steps give q, k and v in heads (B, H, n, D), and `output` (B, 1, I, C).
+    """
     roles = {role: f"{prefix}{role}" for role in ("query", "key", "value", "output")}
     inputs = (source, memory, memory if cross or source == memory else "value")
     projections = [
         replace(
             projection(roles[role], given, [r for r in roles.values() if r not in (roles[role], roles["output"])]),
-            into=role[0],
+            into=role[0],  # q, k or v, whatever the prefix is
         )
         for role, given in zip(("query", "key", "value"), inputs, strict=True)
     ]
@@ -248,6 +261,7 @@ _ACTIVATION = replace(
 
 
 def _feed_forward(source: str) -> tuple[Step, ...]:
+    """The feed-forward layer of a block, which reads the value `source` and gives `down`."""
     return (
         Step(
             "feed-forward, up",
@@ -275,14 +289,21 @@ def _feed_forward(source: str) -> tuple[Step, ...]:
 
 
 def _attended(mask: Step, source: str, memory: str, prefix: str = "") -> _Steps:
-    """The attention of a block, from `source` to `memory`; its output is `attended`."""
+    """The attention of a block, from `source` to `memory`; its output is `attended`.
+
+    The names of its steps have the prefix, because a mistake is found by the name of its step, and a decoder has two
+    attentions.
+    """
     steps = _multi_head(mask, True, prefix, source, memory)
     named = [step if step.matrix else replace(step, name=f"{prefix.replace('_', ' ')}{step.name}") for step in steps]
     return (*named[:-1], replace(named[-1], into="attended"))
 
 
 def _block(is_pre: bool, parts: Mapping[str, Callable[[str], _Steps]]) -> _Steps:
-    """The parts of a block, each a function of what it reads, with norms before them or after the residual sums."""
+    """The steps of a block, with norms before its parts (`is_pre`), or after the residual sums.
+
+    Each part is a function that takes the name of the value that it reads. The last value is `output`.
+    """
     steps: list[Step] = []
     before = "query"
     for number, (name, part) in enumerate(parts.items()):
@@ -300,6 +321,7 @@ def _block(is_pre: bool, parts: Mapping[str, Callable[[str], _Steps]]) -> _Steps
 
 
 def _blocks(mask: Step, has_memory: bool = False) -> dict[str, _Steps]:
+    """The steps of a block in both orders; one with a memory (a decoder) attends to the input `key` too."""
     parts = {
         "attention": lambda source: _attended(mask, source, source),
         **({"cross-attention": lambda source: _attended(ALL_VISIBLE, source, "key", "cross_")} if has_memory else {}),
@@ -326,17 +348,22 @@ _OF_DECODER |= {"cross_query": "D C", "cross_key": "D C", "cross_value": "D C", 
 
 
 def _angles(x: Values, base: float = 10_000.0, first: int = 0, step: float = 2.0) -> Tensor:
-    """The angle of each token for each pair of channels, (n, D / 2)."""
+    """The angle of each token for each pair of channels, (n, D / 2): position times base^(-step m / D) for pair m.
+
+    `first` is the first position. Other arguments than the defaults are mistakes.
+    """
     n, width = x.query.shape[2:]
     rates = base ** (-torch.arange(width // 2, dtype=torch.float64) * step / width)
     return (torch.arange(n, dtype=torch.float64) + first)[:, None] * rates
 
 
 def _alternating(first: Tensor, second: Tensor) -> Tensor:
+    """Channels of two tensors (..., D / 2) in turns, (..., D)."""
     return torch.stack((first, second), -1).flatten(-2)
 
 
 def _one_after_the_other(first: Tensor, second: Tensor) -> Tensor:
+    """The channels of one tensor (..., D / 2), then those of the other, (..., D)."""
     return torch.cat((first, second), -1)
 
 
@@ -354,6 +381,7 @@ _ANGLES = Step("angles", "angles", _angles, _WRONG_ANGLES)
 
 
 def _encoding(order: str) -> Step:
+    """The sines and cosines of the angles, (n, D), with the channels in an order of `_ORDERS`."""
     arrange = _ORDERS[order]
     return Step(
         "sines and cosines",
@@ -369,6 +397,7 @@ def _encoding(order: str) -> Step:
 
 
 def _added_positions(factor: Callable[[Values], float]) -> Step:
+    """The sum of the positions (n, D) and of the input times a factor, which depends on its width."""
     return Step(
         "sum with the positions",
         "output",
@@ -400,6 +429,11 @@ _LEARNED = Step(
 
 
 def _rotation(order: str, sign: int) -> Step:
+    """RoPE: pairs of channels are rotated by the angles, backwards if `sign` is -1.
+
+    A pair are neighbors ("channels in pairs"), or channels of the two halves.
+    """
+
     def halves(x: Values) -> tuple[Tensor, Tensor]:
         if order == "channels in pairs":
             return x.query[..., 0::2], x.query[..., 1::2]
@@ -407,6 +441,7 @@ def _rotation(order: str, sign: int) -> Step:
         return first, second
 
     def rotated(x: Values, plus: int = 1, minus: int = 1) -> Tensor:
+        """The rotated input; `plus` and `minus` change the signs of the sines."""
         (a, b), cos, sin = halves(x), x.angles.cos(), sign * x.angles.sin()
         return _ORDERS[order](a * cos - minus * b * sin, b * cos + plus * a * sin)
 

@@ -65,7 +65,7 @@ class CheckReport:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """The mistakes by name; empty if none was found."""
+        """The mistakes by name; empty if none was found. One finding may have two, with "; " between them."""
         wrong = (finding.mistake for finding in self.findings if finding.verdict == "wrong")
         return tuple(mistake for mistakes in wrong for mistake in mistakes.split("; "))
 
@@ -94,6 +94,7 @@ class CheckReport:
         return html_table(title, (), rows)
 
     def _by_verdict(self) -> list[CheckFinding]:
+        """The findings with the mistakes first, and what is right last."""
         order = {"wrong": 0, "unknown": 1, "right": 2}
         return sorted(self.findings, key=lambda finding: order[finding.verdict])
 
@@ -111,6 +112,7 @@ class CheckReport:
 
 
 def _counted(mistakes: tuple[str, ...], unchecked: tuple[str, ...]) -> str:
+    """How many mistakes there are and which, in words; or what was not checked."""
     if unchecked and not mistakes:
         return f"not checked: {', '.join(unchecked)}"
     found = {0: "no mistake found", 1: "1 mistake"}.get(len(mistakes), f"{len(mistakes)} mistakes")
@@ -118,15 +120,18 @@ def _counted(mistakes: tuple[str, ...], unchecked: tuple[str, ...]) -> str:
 
 
 def _asked(questions: tuple[str, ...]) -> str:
+    """The questions that the user decides, as the end of a title; empty if there are none."""
     return f"; for you to decide: {', '.join(questions)}" if questions else ""
 
 
 def _said(finding: CheckFinding) -> str:
+    """The mistake of a finding, if it has one, as a sentence before the evidence."""
     mistake = f"{finding.mistake[0].upper()}{finding.mistake[1:]}. " if finding.mistake else ""
     return mistake + finding.evidence
 
 
 def _row(finding: CheckFinding) -> str:
+    """The lines of one finding in the printed report: verdict, property and evidence, then the remedy."""
     lines = _wrapped(f"  {finding.verdict:<8} {finding.what:<14} ", _said(finding))
     return "\n".join([*lines, *(_wrapped(" " * 26 + "-> ", finding.remedy) if finding.remedy else [])])
 

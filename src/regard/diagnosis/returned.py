@@ -41,6 +41,10 @@ def _used_weights(caller: Caller, inputs: Inputs, measurement: Measurement) -> l
 
 
 def _beside_used(weights: Tensor, used: list[Tensor]) -> CheckFinding:
+    """The finding about returned weights beside those that the call used, one of `used` (B, H, I, J).
+
+    The mean over the heads is right too: nn.MultiheadAttention returns it.
+    """
     candidates = [w for each in used for w in (each, each.mean(1, keepdim=True))]
     if any(_is_equal(weights, w) for w in candidates):
         mean = ", the mean of the heads" if weights.shape[1] < used[0].shape[1] else ""
@@ -60,7 +64,10 @@ def _is_equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _weights_with_dropout(caller: Caller, inputs: Inputs) -> Tensor | None:
-    """Returned weights in training with dropout; None if the function has no dropout."""
+    """Returned weights in training, with dropout if the function has any; None if it does not run so.
+
+    Its argument for dropout may be a probability or a module.
+    """
     function, name, training = caller.function, caller.roles.dropout, caller.roles.training
     switches: list[dict[str, Any]] = [{name: 0.5}, {name: nn.Dropout(0.5)}] if name else [{}]
     was_training = isinstance(function, nn.Module) and function.training

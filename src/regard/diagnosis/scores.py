@@ -13,7 +13,7 @@ from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import TOLERANCE, Measurement, close
 
 AXES = {3: "keys", 2: "queries", 1: "heads", 0: "batch"}
-#: Exact steps of a fit: a factor may be off by this share.
+#: Factors are equal if they differ by less than this share.
 PRECISION = 1e-3
 
 
@@ -26,7 +26,11 @@ class Product:
 
 
 def normalized_axis(weights: Tensor) -> int | None:
-    """The axis over which weights sum to 1: 3, the keys, before others; -1 for queries and keys together."""
+    """The axis of weights (B, H, I, J) over which they sum to 1; None if there is none.
+
+    3, the keys, comes before others; -1 are queries and keys together. NaN, the weights of a query without any visible
+    key, does not count.
+    """
     axes = [axis for axis in (3, 2, 1, 0) if weights.shape[axis] > 1]
     sums = {axis: weights.nansum(axis) for axis in axes}
     full = {axis: total[~weights.isnan().any(axis)] for axis, total in sums.items()}
@@ -70,6 +74,7 @@ def unmeasured_finding(caller: Caller) -> CheckFinding:
 
 
 def _words(module: nn.Module) -> str:
+    """The name of the class of a module in lower case."""
     return type(module).__name__.lower()
 
 
@@ -83,6 +88,7 @@ def product_of(measurement: Measurement) -> Product | None:
     if query.shape[2] == key.shape[2]:
         products["swapped"] = key @ query.mT
     distance = torch.arange(query.shape[2])[:, None] - torch.arange(key.shape[2])
+    # key i - j in the place of key j: a cache whose newest token is the first
     products["reversed"] = products["dot"].gather(-1, (distance % key.shape[2]).expand_as(products["dot"]))
     products["cosine"] = torch.cosine_similarity(query[..., :, None, :], key[..., None, :, :], -1)
     for kind, product in products.items():
@@ -93,7 +99,7 @@ def product_of(measurement: Measurement) -> Product | None:
 
 
 def _fit(weights: Tensor, product: Tensor, axes: tuple[int, ...]) -> float | None:
-    """c in log w = c product + constant along `axes`, or None if this does not hold."""
+    """The factor c in log w = c product + constant along `axes`, by least squares; None if this does not hold."""
     valid = (weights > 1e-12) & ~weights.isnan()
     logs, product = _centered(weights.clamp(min=1e-12).log(), valid, axes), _centered(product, valid, axes)
     if not product.any():
@@ -104,6 +110,7 @@ def _fit(weights: Tensor, product: Tensor, axes: tuple[int, ...]) -> float | Non
 
 
 def _centered(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
+    """`x` minus its mean along `axes` over the valid pairs; 0 at the others."""
     x = x.nan_to_num().masked_fill(~valid, 0.0)
     mean = x.sum(axes, keepdim=True) / valid.sum(axes, keepdim=True).clamp(min=1)
     return (x - mean).masked_fill(~valid, 0.0)
@@ -112,7 +119,10 @@ def _centered(x: Tensor, valid: Tensor, axes: tuple[int, ...]) -> Tensor:
 def scale_finding(
     measurement: Measurement, sizes: InputSizes, scale: float | None, mechanism: str | None
 ) -> CheckFinding:
-    """Whether scores are divided by the root of the width of a head, or have the factor that the user names."""
+    """Whether scores are divided by the root of the width of a head, or have the factor that the user means.
+
+    `scale` is that factor, None if the user named none. `mechanism` is a known one that the weights equal.
+    """
     product, width = product_of(measurement), measurement.query.shape[-1]
     expected = 1 / math.sqrt(width) if scale is None else scale
     if product is None or product.kind == "cosine":
@@ -158,7 +168,7 @@ def _scale_mistake(factor: float, width: int, sizes: InputSizes) -> str:
 
 
 def roles_finding(measurement: Measurement, is_known: bool) -> CheckFinding:
-    """Whether the weight of query i on key j comes from q_i and k_j."""
+    """Whether the weight of query i on key j comes from q_i and k_j; `is_known`: the weights are known ones."""
     product = product_of(measurement)
     if product is not None and product.kind == "swapped":
         text = "The score of query i and key j is k_i . q_j: the matrix of scores is transposed."

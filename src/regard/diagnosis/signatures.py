@@ -39,7 +39,11 @@ OTHERS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Roles:
-    """Names of the arguments of one function: `inputs` in the order query, key, value; then masks and switches."""
+    """Names of the arguments of one function: `inputs` in the order query, key, value; then masks and switches.
+
+    `positional` are those of the inputs that cannot be given by name. `required` has the values of the other arguments
+    that a call needs; "width" stands for the width of the inputs.
+    """
 
     inputs: tuple[str, ...]
     positional: tuple[str, ...]
@@ -76,7 +80,7 @@ def signature_of(function: Callable[..., Any]) -> inspect.Signature:
 
 
 def _parsed(text: str) -> inspect.Signature:
-    """The signature of parameters as they are written, in Python's own way."""
+    """The signature of parameters in a text such as "q, k, scale=None", as Python reads it."""
     (definition,) = ast.parse(f"def f({text}): ...").body
     arguments = definition.args  # type: ignore[attr-defined]
     named = [*arguments.args, *arguments.kwonlyargs]
@@ -99,7 +103,10 @@ def _literal(written: ast.expr) -> Any:
 
 
 def roles_of(function: Callable[..., Any]) -> Roles:
-    """The roles of the arguments, by their names, and by their order if the names say nothing."""
+    """The roles of the arguments, by their names, and by their order if the names say nothing.
+
+    A `RegardError` says which role is not known. A required mask is None in calls without one.
+    """
     parameters = [p for p in signature_of(function).parameters.values() if p.kind is not p.VAR_KEYWORD]
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
@@ -111,6 +118,7 @@ def roles_of(function: Callable[..., Any]) -> Roles:
     unknown = [name for name in others if name.lower() not in OTHERS]
     if not inputs or unknown:
         raise RegardError(_unclear(function, inputs, unknown))
+    # of f(*inputs), q, k and v are no names of parameters
     only_positional = {p.name for p in parameters if p.kind is p.POSITIONAL_ONLY} | (set(inputs) - set(names))
     return Roles(
         inputs,
@@ -142,10 +150,12 @@ def _inputs(names: list[str], required: list[str], masks: tuple[str, ...]) -> tu
 
 
 def _first(names: list[str], known: set[str]) -> str | None:
+    """The first of the names that is known, in any case; None if none is."""
     return next((name for name in names if name.lower() in known), None)
 
 
 def _unclear(function: Callable[..., Any], inputs: tuple[str, ...], unknown: list[str]) -> str:
+    """The text of the error for arguments whose role is not known."""
     read = f"has {', '.join(inputs)} as query, key and value, but"
     found = f"{read} what is {', '.join(unknown)}?" if inputs else ""
     return (

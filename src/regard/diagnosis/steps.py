@@ -69,7 +69,10 @@ class Reference:
 
     @property
     def is_attention(self) -> bool:
-        """Whether it returns weights times values, alone: then everything else about attention is checked too."""
+        """Whether it returns weights times values, alone: then everything else about attention is checked too.
+
+        The values after its steps have a `context`, and no `down`, the output of a feed-forward layer.
+        """
         return all(any(step.into == "context" for step in steps) for steps in self.orders.values()) and not any(
             step.into == "down" for steps in self.orders.values() for step in steps
         )
@@ -114,7 +117,10 @@ def mistakes_of(steps: Iterable[Step]) -> list[Mistake]:
 
 
 def projection(role: str, source: str, others: Iterable[str] = ()) -> Step:
-    """An input times its matrix, in heads."""
+    """An input (B, 1, n, C) times the matrix of a role, in heads (B, H, n, D).
+
+    `source` is the name of the input, and `others` are roles whose matrices may be taken by mistake.
+    """
     mistakes: dict[str, Formula] = {
         f"the {role} is not projected": lambda x: in_heads(getattr(x, source), x.num_heads),
         f"the bias of the {role} is missing": lambda x: in_heads(
@@ -141,7 +147,7 @@ def in_heads(x: Tensor, num_heads: int) -> Tensor:
 
 
 def split_by_view(x: Tensor, num_heads: int) -> Tensor:
-    """The mistake: numbers of different tokens in one head."""
+    """`in_heads` with a mistake, .view without .transpose: a head (B, H, n, D) has numbers of different tokens."""
     B, _, n, width = x.shape
     return x.reshape(B, num_heads, n, width // num_heads)
 
@@ -171,6 +177,7 @@ DOT = Step("scores", "scores", lambda x: x.q @ x.k.mT, DOT_MISTAKES, formula="sc
 
 
 def _factor(factor: Callable[[Values], float]) -> Formula:
+    """The formula of scores times a number, which may depend on the values so far."""
     return lambda x: x.scores * factor(x)
 
 
@@ -184,6 +191,7 @@ FACTORS: dict[str, Formula] = {
     "the scores are divided by the root of the number of heads": _factor(lambda x: x.q.shape[1] ** -0.5),
     "the scores are divided by the root of the number of keys": _factor(lambda x: x.k.shape[2] ** -0.5),
     "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
+    # with one head, 1 / D is "the width in place of its root"; the root and the root of the root are tried there
     "the scores are scaled twice": _factor(lambda x: 1 / x.q.shape[-1] if x.q.shape[1] > 1 else x.q.shape[-1] ** -0.75),
     "the scores have the opposite sign": _factor(lambda x: -(x.q.shape[-1] ** -0.5)),
     "the scores are divided by the root of the width of all heads, twice": _factor(
@@ -218,16 +226,20 @@ def _distances(x: Values) -> Tensor:
 
 
 def _newest_first(x: Values, tokens: Tensor) -> Tensor:
-    """What each query reads from a cache (B, H, J, D) to which tokens are added in front, (B, H, I, J, D)."""
+    """What each query reads from a cache to which tokens (B, H, J, D) are added in front: (B, H, I, J, D).
+
+    Query i finds token i - j in the place j.
+    """
     return tokens[:, :, (-_distances(x)) % tokens.shape[2]]
 
 
 def _hiding(hidden: Callable[[Values], Tensor]) -> Formula:
+    """The formula of scaled scores with -inf where `hidden` is True."""
     return lambda x: x.scaled.masked_fill(hidden(x), -torch.inf)
 
 
 def _all_ways_of_hiding(mistake: str, hidden: Callable[[Values], Tensor]) -> dict[str, Formula]:
-    """A mistake that leaves a query without any key: then it matters how keys are hidden."""
+    """A mistake that leaves a query without any key, with each way of hiding keys, because they differ there."""
     return {
         mistake: _hiding(hidden),
         f"{mistake}, with a large number": lambda x: x.scaled.masked_fill(hidden(x), -1e9),
@@ -262,7 +274,7 @@ ALL_VISIBLE = Step(
 
 
 def _causal(after: Callable[[Values], Tensor]) -> Step:
-    """A causal mask; `after` is how far a key is behind its query, (I, J)."""
+    """A causal mask; `after` is how many places a key stands after its query, (I, J)."""
     return Step(
         "mask",
         "masked",
@@ -284,7 +296,7 @@ def _causal(after: Callable[[Values], Tensor]) -> Step:
 
 
 def _behind_the_end(x: Values) -> Tensor:
-    """How far a key is behind its query if the last query stands at the last key.
+    """How many places a key stands after its query, (I, J), if the last query stands at the last key.
 
     A query alone stands at the first key: at the last one it would see all keys, as without a mask.
     """
@@ -300,14 +312,17 @@ CAUSAL = replace(
 
 
 def _softmax(x: Tensor) -> Tensor:
+    """The softmax over the keys."""
     return x.softmax(-1)
 
 
 def _over_sum(x: Tensor) -> Tensor:
+    """Numbers divided by their sum over the keys."""
     return x / x.sum(-1, keepdim=True)
 
 
 def _exponentials(x: Values) -> Tensor:
+    """exp of the masked scores, minus the largest one of the row."""
     return (x.masked - x.masked.amax(-1, keepdim=True)).exp()
 
 
@@ -382,13 +397,14 @@ CONTEXT = Step("context", "context", lambda x: x.weights @ x.v, CONTEXT_MISTAKES
 
 
 def _without_heads(x: Values, heads: slice) -> Tensor:
+    """The context with zeros in these heads."""
     kept = torch.ones(x.v.shape[1], 1, 1, dtype=x.v.dtype)
     kept[heads] = 0
     return (x.weights @ x.v) * kept
 
 
 def residual(name: str, before: str, added: str, into: str) -> Step:
-    """before + added."""
+    """The residual connection before + added, of two values by their names."""
     return Step(
         name,
         into,
@@ -414,7 +430,13 @@ def norm(role: str, source: str, into: str) -> Step:
 
 
 def _norm(role: str, source: str, into: str, variance: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Step:
+    """A layer norm that divides by the root of a variance.
+
+    `variance` gets centered numbers and the axes to average over, and keeps these axes with size 1.
+    """
+
     def scaled(x: Values, y: Tensor) -> Tensor:
+        """Normalized numbers times the weight, plus the bias if there is one."""
         matrix = x.matrices[role]
         return y * matrix.weight + (0 if matrix.bias is None else matrix.bias)
 

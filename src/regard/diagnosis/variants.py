@@ -27,7 +27,7 @@ class Variant:
 
 
 def variants_of(caller: Caller) -> Iterator[Variant]:
-    """Variants of a function whose weights cannot be measured, behind which they can."""
+    """Calls in which a mistake is undone, and the weights can be measured, which they cannot in the function itself."""
     if len(caller.roles.inputs) == 3:
         yield from _fitting(_with_swapped_values(caller))
     for variant in _with_views(caller):
@@ -37,7 +37,10 @@ def variants_of(caller: Caller) -> Iterator[Variant]:
 
 
 def variant_of_measured(caller: Caller, measurable: Caller, measurement: Measurement) -> Variant | None:
-    """The variant of a function whose weights can be measured, but are not those that its author means."""
+    """The variant of a function whose weights can be measured, but are not those that its author means; else None.
+
+    `measurable` is the function, or a copy with identities for its matrices, that gave the `measurement`.
+    """
     if _adds_a_term(measurable, measurement):
         for part in RESIDUALS:
             variant = next(_fitting(_with_residual(caller, part), is_product=False), None)
@@ -74,6 +77,7 @@ def _fitting(variant: Variant, is_product: bool = True) -> Iterator[Variant]:
 
 
 def _with_swapped_values(caller: Caller) -> Variant:
+    """The variant in which the second input is the values, and the third the keys."""
     query, key, value = caller.roles.inputs
     roles = replace(caller.roles, inputs=(query, value, key))
     text = f"The scores compare {query} with {value}, and the weights multiply {key}."
@@ -97,6 +101,10 @@ def _with_views(caller: Caller) -> Iterator[Variant]:
 
 
 def _sizes_by_heads(caller: Caller) -> Iterator[InputSizes]:
+    """The sizes of calls with the width divided into heads; those of the caller if heads have an axis.
+
+    Where values cannot be chosen, there are fewer keys than channels of a head, so that weights can be solved for.
+    """
     s = caller.sizes
     if "h" in caller.query_axes:
         yield s
@@ -110,6 +118,10 @@ def _sizes_by_heads(caller: Caller) -> Iterator[InputSizes]:
 
 
 def _with_residual(caller: Caller, part: str) -> Variant:
+    """The variant in which an input, "query", "key" or "value", is subtracted from the output.
+
+    In a module it is a question, not a mistake: layers have residual connections.
+    """
     name = RESIDUALS[part]
     verb = "is" if part == "query" else "are"
     text = f"The output is the attention plus the {name}. The other findings are those of the attention alone."
@@ -126,7 +138,10 @@ def _with_residual(caller: Caller, part: str) -> Variant:
 
 
 def _with_scaled_weights(caller: Caller, measurement: Measurement, factor_name: str) -> Variant | None:
-    """The variant if all rows sum to the factor, and are a softmax of q . k otherwise."""
+    """The variant if all rows sum to a factor, and are a softmax of q . k otherwise; else None.
+
+    `factor_name` is the formula of the factor for a `width`.
+    """
     width = measurement.query.shape[-1]
     factor = math.sqrt(width) if factor_name == "sqrt({width})" else 1 / math.sqrt(width)
     sums = measurement.weights.nansum(-1)
@@ -145,7 +160,10 @@ def _with_scaled_weights(caller: Caller, measurement: Measurement, factor_name: 
 
 
 def _adds_a_term(measurable: Caller, measurement: Measurement) -> bool:
-    """Whether the output is not weights times values alone: values of 0 do not give zeros, or rows sum to 2."""
+    """Whether the output is not weights times values alone: values of 0 do not give zeros, or rows sum to 2.
+
+    Rows sum to 2 if the values themselves are added: each query has the weight 1 on its own token besides.
+    """
     sums = measurement.weights.sum(-1)
     return _output_for_no_values(measurable) > TOLERANCE or close(sums, torch.full_like(sums, 2.0), 1e-3)
 
@@ -170,6 +188,9 @@ def term_finding(measurable: Caller) -> CheckFinding | None:
 
 
 def _inner_softmax(weights: Tensor) -> Tensor:
-    """p where weights = softmax(p) and each row of p sums to 1."""
+    """p where weights = softmax(p) and each row of p sums to 1.
+
+    The logarithms of the weights are p plus a number for each row, which this sum determines.
+    """
     logs = weights.clamp(min=1e-30).log()
     return logs - (logs.sum(-1, keepdim=True) - 1) / logs.shape[-1]

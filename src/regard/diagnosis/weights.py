@@ -31,7 +31,7 @@ class Measurement:
 
     @classmethod
     def of_groups(cls, weights: Tensor, query: Tensor, key_groups: Tensor, value_heads: tuple[int, ...]) -> Measurement:
-        """Keys (B, G, J, D) as those of the H heads."""
+        """The measurement with keys (B, G, J, D) for H heads: head h has those of `value_heads[h]`."""
         if value_heads == tuple(range(key_groups.shape[1])):
             return cls(weights, query, key_groups)
         return cls(weights, query, key_groups[:, list(value_heads)], value_heads, key_groups)
@@ -53,7 +53,11 @@ def measure(caller: Caller, inputs: Inputs, extra: Mapping[str, Any] = NO_ARGUME
 
 
 def _by_unit_values(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Measurement | None:
-    """One call for each key, with values that are 1 at this key and 0 elsewhere."""
+    """Weights from one call for each key, with values that are 1 at this key and 0 elsewhere.
+
+    The output for values of 0 is subtracted, as it does not come from the values. None if the output is not weights
+    times values.
+    """
     query, key, value = inputs
     base = caller(query, key, torch.zeros_like(value), extra).output
     columns = []
@@ -93,7 +97,12 @@ def _sources(weights: Tensor, values: Tensor, outputs: Tensor) -> tuple[int, ...
 def _by_channel_groups(
     by_channel: Tensor, output: Tensor, query: Tensor, key: Tensor, value: Tensor, declared: list[int]
 ) -> Measurement | None:
-    """Channels with the same weights (B, channel, I, J) are one head."""
+    """Weights where heads have no axis: channels of the output with the same weights are one head.
+
+    `by_channel` (B, C, I, J) are the weights of each channel, `output` is (B, I, C), and the inputs are (B, n, D).
+    `declared` are numbers of heads that the function may have. None if heads have different widths, or if a channel of
+    the output sums no single channel of the values.
+    """
     sources = _sources(by_channel, value.mT[..., None], output.mT[..., None])
     groups: list[list[int]] = []
     for channel in range(by_channel.shape[1]):
@@ -106,10 +115,13 @@ def _by_channel_groups(
         groups = [group for group in groups if by_channel[:, group[0]].any()]
     if not sources or len({len(group) for group in groups}) > 1:
         return None
+    # a head has the queries in the channels of its output, and the keys in the channels of its values
     weights = torch.stack([by_channel[:, group[0]] for group in groups], 1)
     of_values = [tuple(sources[channel] for channel in group) for group in groups]
+    # queries of another width do not show which channels a head compares: each gets as many as the output has
     if query.shape[-1] != by_channel.shape[1]:
         groups, of_values = [list(range(by_channel.shape[1]))] * len(groups), [sources] * len(groups)
+    # heads that sum the same values share a group of keys; `own` is the group of each head
     distinct = list(dict.fromkeys(of_values)) if len(set(of_values)) > 1 else of_values
     key_groups = torch.stack([key[..., list(channels)] for channels in distinct], 1)
     of_query = torch.stack([query[..., group] for group in groups], 1)
@@ -118,7 +130,10 @@ def _by_channel_groups(
 
 
 def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Measurement | None:
-    """Weights from output = weights x values, where the values are the keys, so they cannot be chosen."""
+    """Weights from output = weights x values, where the values are the keys, so they cannot be chosen.
+
+    None if no number of heads has an exact solution.
+    """
     query, key, _ = inputs
     key = query if caller.roles.is_self else key
     output = caller(query, key, key, extra).output
@@ -133,6 +148,10 @@ def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Mea
 
 
 def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
+    """The numbers of heads to try: heads with at least as many channels as there are keys.
+
+    With fewer channels the equations would not determine the weights. Keys that have heads already are not split.
+    """
     if key.shape[1] > 1:
         return [1]
     options = [*declared_heads(caller.function), 1, 2, 4, 8, 16]
@@ -143,7 +162,7 @@ def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
 
 
 def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """Weights with weights @ value = output for each head, or None if there are none."""
+    """Weights with weights @ value = output for each head, and the head of values of each; None if there are none."""
     missing = output.isnan().any(-1, keepdim=True)
     if missing.all() or output.shape[-1] > value.shape[-1]:
         return None
@@ -153,7 +172,8 @@ def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | No
 
 
 def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """As `_solve`, where a head may use the values of another one; also the value head of each head."""
+    """As `_solve`, where a head may use the values of another one."""
+    # without more channels than keys, any values would have a solution
     if output.shape[1] == 1 or value.shape[-1] <= value.shape[2]:
         return None
     weights, heads = [], []
@@ -217,7 +237,10 @@ def without_norms(function: Callable[..., Any]) -> nn.Module | None:
 
 
 def _identity(rows: int, columns: int, is_linear: bool) -> Tensor:
-    """An identity, or several of them if one matrix is for query, key and value."""
+    """An identity; several below each other if one matrix is for query, key and value.
+
+    Several beside each other add the parts of a concatenated input.
+    """
     if rows > columns and rows % columns == 0 and (is_linear or rows == 3 * columns):
         return torch.eye(columns).repeat(rows // columns, 1)
     if columns > rows and columns % rows == 0 and not is_linear:
@@ -226,7 +249,7 @@ def _identity(rows: int, columns: int, is_linear: bool) -> Tensor:
 
 
 def _set_identity_by_heads(parameter: Tensor) -> None:
-    """For matrices (H, C, D) or (C, H, D) with H D = C."""
+    """For matrices (C, H, D), (H, C, D) or (H, D, C) with H D = C; others stay as they are."""
     first, second, third = parameter.shape
     if first == second * third:
         parameter.copy_(torch.eye(first).view_as(parameter))
