@@ -162,7 +162,7 @@ def _allowed(mask: Mask, I: int, J: int) -> Tensor | None:
 
 
 def _accepts(mask: Mask, I: int, J: int) -> bool:
-    """Whether a mask may be used for I queries and J keys; for batches and heads it gets the sizes that it has itself."""
+    """Whether a mask may be used for I queries and J keys, and as many batch entries and heads as it has itself."""
     B, H = mask.own_sizes()
     try:
         mask.check(Sizes(B or 1, H or 1, H or 1, I, J, 1, 1), Positions.aligned_to_end(I, J))
