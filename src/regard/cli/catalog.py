@@ -58,6 +58,7 @@ def _shade(share: float) -> str:
 
 
 def _allowed(weights: AttentionMap, batch: int, head: int, size: tuple[int, int]) -> Tensor:
+    """Whether each pair of the first rows and columns may attend, a boolean for each (`size`)."""
     mask = weights.attention.mask
     if mask is None:
         return torch.ones(size, dtype=torch.bool)
@@ -114,6 +115,7 @@ def show_mechanism(name: str) -> None:
 
 
 def _facts(entry: CatalogEntry) -> Table:
+    """The entry of a mechanism as a table without the facts that it lacks."""
     attention = entry.example()[0]
     facts = {
         "also called": ", ".join(entry.also_called),
@@ -241,6 +243,10 @@ def build(
 
 
 def _settings(entry: CatalogEntry, settings: Sequence[str], known: list[str]) -> dict[str, Any]:
+    """The values of --set by name. Each is read as a literal of Python, such as 4 or [1, 2]; others are texts.
+
+    `known` are the parameters of the mechanism.
+    """
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
