@@ -67,6 +67,7 @@ class _LrpRules(Rules):
 
     @contextmanager
     def during(self) -> Iterator[None]:
+        """A block in which norms and activations have their rules, and the outputs of embeddings are kept."""
         with ExitStack() as stack:
             for module in self.model.modules():
                 rule = _rule(module)
@@ -103,6 +104,7 @@ class _LrpRules(Rules):
                 self._refuse(f"computes {kind} outside of its norms, activations and attention")
 
     def _refuse(self, reason: str) -> NoReturn:
+        """Refuse the model because of an operation without a rule."""
         raise RegardError(
             f"attribute(method='attn-lrp'): {type(self.model).__name__} {reason}, and AttnLRP has no rule for it here. "
             "method='weight-gradient' and 'chefer' take any model."

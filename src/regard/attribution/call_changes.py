@@ -35,12 +35,14 @@ class CallChange(CallEditor):
         return module is self.module
 
     def edited(self, call: AttentionCall) -> AttentionCall:
+        """The call before the backend runs: changed if it is one of `module`."""
         if call.module is not self.module:
             return call
         self.num_calls += 1
         return self.call(call)
 
     def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
+        """The output after the backend has run: changed if the call is one of `module`."""
         return self.output(call, output) if call.module is self.module else output
 
 

@@ -31,6 +31,7 @@ def chefer(request: AttributionRequest) -> MethodResult:
     Where a target reads several positions (a mean over the text), the relevance is the mean of their rows. The 1 of a
     token's own row is left out.
     """
+    # all layers (None), whichever were chosen: relevance passes through each
     run = traced_run(request.model, request.inputs, request.target.number, None, with_recurrent=True)
     refuse_gaps("chefer", run)
     _refuse_parallel(run)

@@ -259,6 +259,7 @@ def _remover(
     replacement = _replacement(model, tokenizer) if replacement is None else replacement
 
     def remove(rows: list[Tensor]) -> TextInputs:
+        """The inputs with one sequence for each entry of `rows`, the indices of the tokens that are removed from it."""
         batch = inputs.repeated(len(rows))
         gone = torch.zeros(len(rows), ids.shape[1], dtype=torch.bool)
         for number, places in enumerate(rows):

@@ -87,6 +87,7 @@ class _Path(CallChange):
         self.moved: list[Tensor] = []
 
     def output(self, call: AttentionCall, output: Tensor) -> Tensor:
+        """Move the output on the way from the baseline; `base` and `output` are (B, I, H, E)."""
         moved = (self.base + self.share * (output.detach() - self.base)).to(output.dtype).requires_grad_()
         self.moved.append(moved)
         return moved if len(self.moved) == self.index + 1 else output

@@ -56,7 +56,7 @@ class BlockCalls:
     def __init__(self, model: nn.Module, attentions: Iterable[str]) -> None:
         self.blocks = {name: model.get_submodule(name) for name in dict.fromkeys(map(block_name, attentions))}
         self.calls: dict[str, BlockCall] = {}
-        self._children: dict[str, Tensor] = {}
+        self._children: dict[str, Tensor] = {}  # of the block that runs now
 
     @contextmanager
     def kept(self) -> Iterator[None]:

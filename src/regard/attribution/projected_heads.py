@@ -58,9 +58,11 @@ class ProjectedHeads:
             yield
 
     def _keep_input(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """The hook before an output projection: its input is the output of the heads."""
         self._keep(name, args[0])
 
     def _keep_output(self, name: str, _: nn.Module, args: tuple[Tensor, ...], output: ModuleOutput) -> None:
+        """The hook after a module without an output projection: its output is that of its head."""
         self._keep(name, output.output)
 
     def _keep(self, name: str, joined: Tensor) -> None:

@@ -219,6 +219,7 @@ class _Plain:
 
     @property
     def size(self) -> int:
+        """The number of examples of the chunk."""
         return self.chunk.stop - self.chunk.start
 
 
@@ -341,8 +342,10 @@ class _Runner:
         return given[plain.chunk] if isinstance(given, Tensor) else given.select(plain.chunk, slice(None))
 
     def _of_layer(self, given: Any, name: Any, plain: _Plain, part: str) -> Any:
-        """What an edit takes from one layer of another run. A watched run computes it, so it is kept in
-        `plain.sources`.
+        """What an edit takes from one layer of another run, cut to the examples of this run.
+
+        `plain.seen` is a run of these examples, so it needs no cut. The result is kept in `plain.sources`: a watched
+        run computes it anew each time.
         """
         at = id(given), part, name
         if at not in plain.sources:
@@ -442,6 +445,7 @@ def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[
         raise RegardError(f"sweep({kind!r}): this ablation takes the outputs of other examples; give at least two.")
     runs = [runner.plain(chunk).seen for chunk in chunks]
     outputs = {name: torch.cat([seen.patch_source("output", name) for seen in runs]) for name in runs[0].names}
+    # the last example has the outputs of the first
     source = {name: x.mean(0, keepdim=True) if kind == "mean" else x.roll(-1, 0) for name, x in outputs.items()}
     return lambda where: ActivationPatch(where, "output", source)
 

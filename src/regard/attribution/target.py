@@ -124,11 +124,13 @@ def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int
         return rows, chosen, other
 
     def number(outputs: Any) -> Tensor:
+        """L (B,): the logit of each token, minus that of the token to compare with."""
         rows, chosen, other = at(outputs)
         picked = rows.gather(-1, chosen[:, None])[:, 0]
         return picked if other is None else picked - rows.gather(-1, other[:, None])[:, 0]
 
     def probability(outputs: Any) -> Tensor:
+        """The probability of each token (B,), without the token to compare with."""
         rows, chosen, _ = at(outputs)
         return rows.float().softmax(-1).gather(-1, chosen[:, None])[:, 0]
 

@@ -97,7 +97,10 @@ def _print(console: Console, result: Attribution) -> None:
 
 
 def _tokens(result: Attribution) -> Table:
-    """A bar for each token, in the order of the text; of a long text those with the largest |relevance|."""
+    """A bar for each token, in the order of the text; of a long text those with the largest |relevance|.
+
+    Green raises the target, red lowers it.
+    """
     relevance = result.tokens()[0]
     largest = float(relevance.abs().max()) or 1.0
     shown = relevance.abs().topk(min(MOST_TOKENS, len(relevance))).indices.sort().values.tolist()

@@ -88,6 +88,7 @@ def _profile_with_bar(
         task = bar.add_task("", total=None)
 
         def progress(done: int, count: int) -> None:
+            """Show how many documents are done. A first call with some done tells that an earlier run continues."""
             if bar.tasks[task].total is None and done:
                 errors.print(f"Continues after {done} of {count} documents.", markup=False)
             bar.update(task, completed=done, total=count)

@@ -45,9 +45,10 @@ def _leave(number: int, frame: Any) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
-    """Run the command line. Without typer or rich it prints what can be said, and which extra to install.
+    """Run the command line.
 
-    Options are then read by `read_options`, because their values decide about the extra.
+    Where typer or rich is not installed, it prints the version, the list of commands, or an error with the extra that
+    the command needs. `read_options` then reads the options, because their values decide about the extra.
     """
     try:
         import rich  # noqa: F401 - tables need it; it should fail here, not inside a command

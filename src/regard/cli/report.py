@@ -364,7 +364,7 @@ NUM_DIFFERENT, FEW_HEADS = 20, 5
 
 
 def print_differences(console: Console, readings: Sequence[TextReading], count: int = NUM_DIFFERENT) -> None:
-    """The `count` heads that differ most, with their value on each text."""
+    """Print the `count` heads that differ most: the statistic in which they differ, and its value on each text."""
     letters = [letter_of(number) for number in range(len(readings))]
     console.print(Text("The heads that differ most between the texts", style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

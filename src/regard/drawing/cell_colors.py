@@ -133,6 +133,7 @@ def two_digits(value: float) -> str:
 
 
 def _check_mark(value: float) -> str:
+    """A check mark for 1, nothing for 0."""
     return "\N{CHECK MARK}" if value else ""
 
 

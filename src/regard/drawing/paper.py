@@ -236,6 +236,7 @@ class Content:
 
     @property
     def head_label(self) -> str:
+        """The layer and the head in words: "layer 2, head 1"."""
         name = "mean of its heads" if self.head == "mean" else f"head {self.head}"
         return f"layer {self.chosen.number}, {name}"
 
@@ -303,6 +304,7 @@ class Line:
 
     @staticmethod
     def of(paper: Paper, labels: Sequence[str]) -> Line:
+        """The line of some words, with a margin around each; turned words have columns of equal width."""
         widths = [paper.text_width(text, NORMAL, bold=True) + 5 for text in labels]
         is_turned = sum(widths) > paper.width
         if is_turned:
@@ -544,7 +546,10 @@ class Grid:
 
 
 def _outline(paper: Paper, content: Content, x: float, y: float, cell: float) -> None:
-    """Frames around the cells of the gold links, each in a white one, at the map at (x, y)."""
+    """Frames around the cells of the gold links, with a thin white frame inside of each; possible links are dashed.
+
+    (x, y) is the top left of the map, `cell` the side of a cell.
+    """
     for i, j, is_sure in content.gold:
         style = {"edgecolor": GOLD, "linewidth": 1, "linestyle": "-" if is_sure else (0, (2, 1.4)), "gid": "gold"}
         halo = {"edgecolor": "white", "linewidth": 0.5, "gid": "halo"}  # so that it is visible on every color

@@ -230,6 +230,7 @@ def _material(source: Any, tokens: Any) -> Material:
     maps = {name: weights if weights.has_shares else weights.shares() for name, weights in maps.items()}
     named = chosen_panels("figure", next(iter(maps.values())), tokens, 0, 0, 1).queries  # checks the tokens
     queries, keys = _sides(tokens, named, I, J)
+    # computed once, and only if a panel shows statistics
     reading = cache(lambda: TextReading.of("", dict(maps), keys, queries=queries))
     return Material(_layers(maps, layer_numbers(maps), reading), queries, keys)
 

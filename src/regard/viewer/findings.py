@@ -166,7 +166,10 @@ def whole_words(profile: ModelProfile) -> list[int]:
 
 
 def _is_whole(profile: ModelProfile, at: int) -> bool:
-    """Whether a token is a word of its own, and no piece of one."""
+    """Whether a token is a word of its own, and no piece of one.
+
+    WordPiece marks the pieces after the first by ##. Tokens of other tokenizers count as whole.
+    """
     return not any(text.startswith("##") for text in profile.query_tokens[at : at + 2])
 
 
@@ -434,8 +437,11 @@ def sink(reading: TextReading) -> Iterator[Card]:
 
 
 def _received(profile: ModelProfile) -> tuple[torch.Tensor, float, bool]:
-    """The share of all weight that each key receives, the most that equal weights could give to a key, and whether
+    """The share of all weight that each key receives (J,), the most that equal weights could give to a key, and whether
     they would give that to every key.
+
+    A query that may attend to n keys gives 1 / n to each; `layer.allowed` (H, I) are these n. No key gets more than the
+    mean of 1 / n over all queries.
     """
     num_heads = sum(layer.num_heads for layer in profile.layers)
     num_queries = len(profile.query_tokens)

@@ -257,6 +257,7 @@ def edit_in_words(short: str, tokens: Sequence[str]) -> str:
     found = EDIT.fullmatch(short)
     if found is None or found[2] is None:
         return short
+    # the groups of `EDIT` are the heads, the query and the key
     query, key = ("all" if part == "*" else tokens[int(part[1:])] for part in (found[2], found[3]))
     if (found[1], found[2]) == ("*", "*"):
         return f"{key} in every head"

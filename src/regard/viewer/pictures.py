@@ -434,7 +434,10 @@ def _queries(group: _Group, request: _Request) -> list[str] | None:
 
 
 def _start(reading: TextReading, pictured: _Pictured, group: _Group) -> dict[str, Any]:
-    """The first view: the picture, in the last layer, in the head that attends most to one patch."""
+    """The first view: the picture, in the last layer, in the head that attends most to one patch.
+
+    The query is that of `pictured`, or the last one, from which a text goes on.
+    """
     query = min(group.num_queries - 1 if pictured.query is None else pictured.query, group.num_queries - 1)
     assert pictured.picture is not None
     places = [place for panel in pictured.picture["panels"] for place in places_of(panel)]

@@ -97,6 +97,7 @@ def _result(answers: Answers, body: bytes, stopped: threading.Event) -> tuple[in
     """The status and the content of an answer. It runs in a thread of its own."""
 
     def check() -> None:
+        """Stop the work of this thread, if the page has gone."""
         if stopped.is_set():
             raise Stopped("The reader of the page stopped this text.")
 

@@ -145,11 +145,15 @@ def sheets_of(texts: Sequence[TextReading | Sheet]) -> list[Sheet]:
 
 
 def _is_listed(texts: object) -> bool:
+    """Whether these are several texts, in a list or another iterable."""
     return isinstance(texts, Iterable) and not isinstance(texts, str | Mapping)
 
 
 def base_level(I: int, J: int) -> int:
-    """The finest precomputed level; 0 for small maps, whose tiles are all computed on request in milliseconds.
+    """The finest precomputed zoom level of a map: a cell of level n holds 2^n x 2^n weights.
+
+    It has at most READY cells per side, and is above QUICK, the last level whose tiles are computed on request. 0 for
+    small maps, whose tiles are all computed on request in milliseconds.
 
     >>> base_level(512, 512), base_level(4096, 4096), base_level(65_536, 100)
     (0, 5, 6)
