@@ -57,7 +57,10 @@ class FaithfulnessCurves:
 
     @property
     def better_than(self) -> tuple[int, int]:
-        """The number of random orders with a smaller area: of deletion, and of insertion."""
+        """The number of random orders with a smaller area: of deletion, and of insertion.
+
+        The area of a random order, too, is that between its curve and the mean of all random ones.
+        """
         falls = self.random_deletion.mean(0) - self.random_deletion
         rises = self.random_insertion - self.random_insertion.mean(0)
         return (
@@ -73,6 +76,7 @@ class FaithfulnessCurves:
     @property
     def sentences(self) -> list[str]:
         """The result in words: a removal of a few tokens, and the areas."""
+        # the place of the number of removed tokens that the sentence names
         at = int((self.counts - num_named(int(self.counts[-1]))).abs().argmin())
         count, before, after = int(self.counts[at]), float(self.deletion[0]), float(self.deletion[at])
         drawn = self.random_deletion[:, at]

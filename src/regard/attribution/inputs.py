@@ -141,7 +141,7 @@ class TextInputs:
 
 
 def _check_decoder(model: nn.Module, given: Mapping[str, Any], operation: str) -> None:
-    """An encoder-decoder of transformers needs the tokens that its decoder reads."""
+    """Refuse inputs of an encoder-decoder of transformers that lack the tokens its decoder reads."""
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and takes(model, "decoder_input_ids")
     if is_pair and not isinstance(given.get("decoder_input_ids"), Tensor):
         raise RegardError(

@@ -204,7 +204,11 @@ def print_plan(
 
 
 def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
-    """Raise an error if queries, keys and values (over ranks: only positions) do not fit into memory."""
+    """Refuse a length whose queries, keys and values do not fit into memory.
+
+    `bytes_per_token` are those of the queries. A plan over ranks has one number in place of each tensor, so only
+    positions, 8 bytes each, take memory.
+    """
     needed = length * (3 * bytes_per_token if ranks is None else 8)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > total:

@@ -122,8 +122,8 @@ def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
 def _lengths(mask: Mask) -> Iterator[tuple[int, int]]:
     """Numbers of queries and keys that a mask may be for, the most likely first, some of them twice.
 
-    First lengths of its data that are the greatest it accepts, then the usual ones, then others of its data, and at
-    last two different ones. A sum of two numbers may be a length: spans of data are given by their sizes.
+    In this order: the greatest length that the mask accepts, if its data have it; the usual lengths; other lengths of
+    its data; two different ones. Sums of two sizes are tried too, because a mask may hold the sizes of two parts.
     """
     sizes = sorted(n for n in _sizes(mask) if 0 < n <= LONGEST)[-SUGGESTED:]
     own = sorted({n for n in (*sizes, *map(sum, combinations(sizes, 2))) if n <= LONGEST}, reverse=True)

@@ -161,6 +161,7 @@ def cells_of_tile(weights: AttentionMap, head: int, place: tuple[int, int], size
     side = TILE * size
     first, last = place[0] * side, min((place[0] + 1) * side, weights.shape[2])
     cols, step = slice(place[1] * side, (place[1] + 1) * side), max(1, STRIP // (side * size)) * size
+    # `step` is a multiple of `size`, so no cell is in two strips
     strips = (slice(start, min(start + step, last)) for start in range(first, last, step))
     parts = [cells(weights.tile(0, head, rows, cols)[0, 0].float(), size) for rows in strips]
     sums, greatest = (torch.cat(part) for part in zip(*parts, strict=True))

@@ -149,6 +149,7 @@ def _panel(grid: PatchGrid, frame: int, array: np.ndarray, longest: int) -> dict
 def sound(features: Tensor, num_keys: int) -> dict[str, Any]:
     """The picture of a sound: the spectrogram (bins, frames), with `num_keys` tokens along the time."""
     bins, frames = features.shape
+    # a pixel for each frame of a long sound, up to twice the width of a photo
     image = data_url(spectrogram(features), max(LONGEST, min(frames, 2 * LONGEST)), lossless=True)
     panel = {"rows": 1, "columns": num_keys, "width": frames, "height": bins, "image": image, "start": 0}
     return {"kind": "sound", "panels": [panel], "seconds": MEL_SECONDS * frames / num_keys}
