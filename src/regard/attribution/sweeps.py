@@ -374,7 +374,8 @@ class _Blocks:
     """The blocks of a model in the order in which they ran, and what each handed on for `size` examples.
 
     Blocks before the first edited one give what they gave without an edit, so they need not run again. `names` are the
-    attention modules of each block; it is empty, and nothing is replayed, if an attention is in no block.
+    attention modules of each block. It is empty, and nothing is replayed, if an attention is in no block, if a block
+    has a `forward` of its own, or in training mode.
     """
 
     def __init__(self, model: nn.Module, size: int) -> None:

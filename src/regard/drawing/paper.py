@@ -50,7 +50,7 @@ class Paper:
         self.axes.set_axis_off()
 
     def move(self, artists: Sequence[Any], x: float, y: float) -> None:
-        """Move what was drawn to the right and down, by points. It may be moved once only: the transform is replaced."""
+        """Move what was drawn to the right and down, by points. It moves once only: the transform is replaced."""
         from matplotlib.transforms import Affine2D
 
         for artist in artists:
