@@ -134,7 +134,7 @@ def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
 def _test(request: AttributionRequest, found: MethodResult, tokenizer: Any, wanted: bool) -> FaithfulnessCurves | None:
     """The faithfulness curves of an attribution, or None.
 
-    They need one sequence of at least two token ids, and one relevance for each of them. None if not `wanted`, too.
+    They need one sequence of at least two token ids, and one relevance for each of them. None also if not `wanted`.
     """
     ids = request.inputs.ids
     if not wanted or ids is None or len(ids) != 1 or INPUT not in found.relevance or ids.shape[1] < 2:

@@ -23,7 +23,7 @@ class AttributionRequest:
     """What a method is asked: a model, its inputs, and the number L to explain.
 
     `layers` chooses layers as in `rg.watch` (None: all). `options` are the keyword options of `attribute` for this
-    method, unchecked.
+    method, whose values the method checks.
     """
 
     model: nn.Module
@@ -51,8 +51,8 @@ class AttributionRequest:
 class MethodResult:
     """The answer of a method: a map for each layer, the relevance of each token (B, n), and notes in words.
 
-    Keys of `maps`, `parts` ("encoder", "decoder" or "cross") and `missing` (the reason) are names of calls; keys of
-    `relevance` are INPUT and DECODER. `value` is L of each sequence, (B,).
+    Keys of `maps` and `parts` ("encoder", "decoder" or "cross") are names of calls, those of `missing` (the reasons)
+    module paths, those of `relevance` INPUT and DECODER. `value` is L of each sequence, (B,).
     """
 
     maps: dict[str, AttentionMap]

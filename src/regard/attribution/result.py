@@ -124,7 +124,7 @@ class Attribution(Mapping[str, AttentionMap]):
         return f"By {self.method}, {self.target} depends most on {tokens}."
 
     def _label(self, index: int) -> str:
-        """The begin of `"token" (index, value)`: `sentence` adds the value and closes the bracket."""
+        """The start of `"token" (index, value)`: `sentence` adds the value and closes the bracket."""
         return f'"{self.labels[index]}" (token {index}, ' if self.labels else f"token {index} ("
 
     def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:

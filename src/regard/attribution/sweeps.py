@@ -577,7 +577,7 @@ class _Kept:
         self.plain[chunk] = measured
 
     def save(self, is_last: bool) -> None:
-        """Write the file, if the last writing was `PAUSE` seconds ago or nothing follows."""
+        """Write the file, if it was written at least `PAUSE` seconds ago or nothing follows."""
         if self.path is None or (not is_last and time.monotonic() - self.saved < PAUSE):
             return
         numbers = {"baseline": self.plain.tolist(), "values": self.values.tolist()}

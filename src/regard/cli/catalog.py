@@ -48,6 +48,7 @@ def draw(weights: AttentionMap, columns: int = 2 * LARGEST, batch: int = 0, head
         pairs = zip(row, allowed_row, strict=True)
         cells = [_shade(weight / strongest) if is_allowed else FORBIDDEN + " " for weight, is_allowed in pairs]
         picture.append("".join(cells).rstrip(" ") + "\n")
+    # a 25th of the strongest weight has the lightest shade
     picture.append(f"█ {strongest:.2f}   {SHADES[1]} {strongest / 25:.2f}   {FORBIDDEN} masked", "dim")
     return picture
 
@@ -266,7 +267,10 @@ def _settings(entry: CatalogEntry, settings: Sequence[str], known: list[str]) ->
 
 
 def _key_heads(entry: CatalogEntry, heads: int) -> int:
-    """The number of key heads, with as many query heads per key head as in the example of the mechanism."""
+    """The number of key heads, with as many query heads per key head as in the example of the mechanism.
+
+    1 if `heads` is no multiple of these query heads, and for a mechanism with one key head.
+    """
     example_key_heads = entry.sizes.get("key_heads")
     if example_key_heads is None:
         return heads

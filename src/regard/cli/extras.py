@@ -89,7 +89,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     >>> options["model"], options["corpus"], options["texts"]
     ('folder', True, ['texts.parquet'])
     """
-    # the default of --model, which `view` has not
+    # minilm is the default of --model, except in `view`
     given: dict[str, Any] = {} if arguments[:1] == ["view"] else {"model": "minilm"}
     places: list[str] = []
     words = iter(arguments[1:])
