@@ -194,7 +194,10 @@ def _content(
 
 
 class Material(NamedTuple):
-    """What a source holds: its layers, the tokens, and the indices of special tokens among the keys."""
+    """What a source holds: its layers, the tokens, and the indices of special tokens.
+
+    The names of the text and of the model are empty where they are not known.
+    """
 
     layers: Sequence[Layer]
     queries: Sequence[str]

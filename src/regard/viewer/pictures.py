@@ -170,9 +170,9 @@ def images_of(inputs: ModelInputs, grids: Sequence[PatchGrid], given: Any, batch
 def _read(inputs: ModelInputs, grids: Sequence[PatchGrid], batch: int) -> list[np.ndarray]:
     """The images that the model read, stretched to bytes.
 
-    Models have one of three shapes: packed patches (patches, values), images (N, channels, height, width), or images or
-    frames of each batch entry (B, N, channels, height, width). N are all images of one text, or one for each batch
-    entry.
+    A tensor of pixels has one of three shapes: packed patches (patches, values); images (N, channels, height, width);
+    or the images or frames of each batch entry (B, N, channels, height, width). In the second form N are the images of
+    one text, or one for each batch entry.
     """
     for name in ("pixel_values", "pixel_values_videos"):
         pixels = inputs.get(name)

@@ -340,13 +340,13 @@ def _wrong_cells(maps: Sequence[AttentionMap], ready: Sequence[tuple[Tensor, Ten
 
 
 def _differing(name: str, size: int, wanted: int) -> Iterator[str]:
-    """The error of a list whose length is not the wanted one, if it is not."""
+    """An error if a list does not have the wanted length."""
     if size != wanted:
         yield f"{name} has {size} entries, and the maps {wanted}"
 
 
 def _outside(name: str, numbers: Sequence[int], size: int) -> Iterator[str]:
-    """The error of the first number that is no index of `size` things, if there is one."""
+    """An error for the first of the numbers that is no index of `size` things."""
     wrong = [number for number in numbers if not 0 <= number < size]
     if wrong:
         yield f"{name} names {wrong[0]}, and there are {size}, numbered from 0"
@@ -420,8 +420,9 @@ def save_run(
 
 
 def _save(folder: Path, sheet: Sheet, progress: Callable[[str], None]) -> None:
-    """Write one text, and remove layers of a text that was saved here before. The page's cells are only those of long
-    texts.
+    """Write one text. Only long texts have cells.
+
+    Files of a text that was saved here before are removed, if this one does not have them.
     """
     from safetensors.torch import save
 

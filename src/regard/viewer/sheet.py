@@ -189,7 +189,7 @@ def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
     if not level:
         return pooled[0].cpu(), None
     mean, greatest = (part[0].cpu() for part in pooled)
-    # so many levels above the finest cells, a map has at most 2^SMALL_LEVELS cells per side
+    # from the level of the finest cells to the level with at most 2^SMALL_LEVELS cells per side
     steps = max(0, (max(I, J) - 1).bit_length() - level - SMALL_LEVELS)
     return coarser((mean, greatest), steps, level, I)[0], (_half(mean), _half(greatest))
 
