@@ -49,7 +49,7 @@ def attn_lrp(request: AttributionRequest) -> MethodResult:
     run = traced_run(request.model, request.inputs, request.target.number, request.layers, rules)
     maps = {name: GradientMap(call.weights, call.gradient, call.value / 2) for name, call in run.calls.items()}
     texts = (INPUT, DECODER) if request.has_decoder else (INPUT,)
-    # an encoder embeds its tokens before the decoder does, so the order is that of `texts`
+    # an encoder embeds its tokens before the decoder does, so the order is that of `texts`; further calls are left out
     pairs = zip(texts, rules.embedded, run.gradients, strict=False)
     relevance = {text: (at_least_float32(x.detach()) * g).sum(-1).float().cpu() for text, x, g in pairs}
     return MethodResult(dict(maps), relevance, run.number, run.parts, run.missing)

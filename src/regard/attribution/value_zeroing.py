@@ -86,6 +86,9 @@ class _ZeroValue(CallChange):
     token = 0
 
     def call(self, call: AttentionCall) -> AttentionCall:
+        """The call with a copy of the values, in which those of the token are 0: the model may need the values as they
+        are.
+        """
         value = call.value.clone()
         value[:, :, self.token] = 0
         return replace(call, value=value)
