@@ -39,6 +39,7 @@ def attention_flow(request: AttributionRequest) -> MethodResult:
             f"a flow of more than {MOST_EDGES:,} takes too long. Give a shorter text, or use method='chefer'."
         )
     capacities = [0.5 * weights.dense()[0, 0].double().cpu().numpy() + 0.5 * np.eye(n) for weights in maps.values()]
+    # only this reads gradients: they show which positions the target reads
     start = reading_rows(calls[-1], 0)[0].double().cpu().numpy()
     flows = torch.from_numpy(flows_to_inputs(capacities, start)).float()[None]
     notes = ("Flow reads the weights alone: another token at this position has the same flow.",)
@@ -57,9 +58,11 @@ def flows_to_inputs(capacities: Sequence[np.ndarray], start: np.ndarray) -> np.n
 
 
 def _maximum_flow(capacities: Sequence[np.ndarray], start: np.ndarray, sink: int) -> float:
-    """Dinic's algorithm on a graph of layers: `down[l][i, j]` is what may still flow from token i to j through layer l.
+    """The maximum flow from the source to the input token `sink`, by Dinic's algorithm on a graph of layers.
 
-    Flow that was sent may return: `up[l][i, j]` is the flow from i to j.
+    Layers are numbered from the last one downwards. `down[l][i, j]` is what may still flow from token i to j through
+    layer l, `up[l][i, j]` what flows there already and may return. `left[i]` is what the source may still send to token
+    i.
     """
     down = [matrix.copy() for matrix in reversed(capacities)]
     up = [np.zeros_like(matrix) for matrix in down]
@@ -78,7 +81,11 @@ Step = tuple[bool, int, int, int]
 
 
 def _levels(down: list[np.ndarray], up: list[np.ndarray], left: np.ndarray, sink: int) -> list[np.ndarray] | None:
-    """The distance of each node from the source along edges with capacity; None if the sink cannot be reached."""
+    """The distance of each node from the source along edges with capacity; None if the sink cannot be reached.
+
+    `levels[l]` (n,) are the tokens above layer l, and the last one the input tokens; -1 is not reached. A breadth-first
+    search: in each round all nodes at `distance` reach others, down or back up.
+    """
     levels = [np.full(len(left), -1) for _ in range(len(down) + 1)]
     levels[0][left > LEAST] = 0
     distance = 0
@@ -99,7 +106,10 @@ def _levels(down: list[np.ndarray], up: list[np.ndarray], left: np.ndarray, sink
 def _path(
     down: list[np.ndarray], up: list[np.ndarray], left: np.ndarray, levels: list[np.ndarray], sink: int
 ) -> list[Step] | None:
-    """A path from the source to the sink whose levels rise by one at each step. Dead ends lose their level."""
+    """A path from the source to the sink whose levels rise by one at each step; None if there is no more.
+
+    A depth-first search. A dead end loses its level (-1), also for later calls, so no search visits it again.
+    """
     bottom = len(down)
     while True:
         starts = np.flatnonzero((left > LEAST) & (levels[0] == 0))
@@ -115,6 +125,7 @@ def _path(
             levels[layer][token] = -1
             if not path:
                 break
+            # step back to the node before the dead end
             is_down, at, i, j = path.pop()
             layer, token = (at, i) if is_down else (at + 1, j)
         else:
@@ -124,6 +135,9 @@ def _path(
 def _next_step(
     down: list[np.ndarray], up: list[np.ndarray], levels: list[np.ndarray], layer: int, token: int
 ) -> Step | None:
+    """A step from a token at this layer to a node one level further, down if possible, else back up; None if there is
+    none.
+    """
     wanted = levels[layer][token] + 1
     if layer < len(down):
         open_ = np.flatnonzero((down[layer][token] > LEAST) & (levels[layer + 1] == wanted))
@@ -137,7 +151,7 @@ def _next_step(
 
 
 def _send(down: list[np.ndarray], up: list[np.ndarray], left: np.ndarray, path: list[Step]) -> float:
-    """Send as much as the path allows."""
+    """Send as much as the path allows, and return the amount. Flow up a step takes back flow that was sent down."""
     first = path[0][2]
     amount = min(left[first], *(down[at][i, j] if is_down else up[at][i, j] for is_down, at, i, j in path))
     left[first] -= amount

@@ -29,7 +29,7 @@ from regard.hf.calls import AttentionCall
 from regard.maps import GradientMap
 
 FORMULA = "R(w_ij) = w_ij (g_i . v_j) / 2, R(token) = x . g, with gradients of the rules of AttnLRP"
-#: Graph nodes that are linear in what passes through them.
+#: Names of graph nodes (without Backward0) that are linear in what passes through them.
 LINEAR = """Add Sub Neg View UnsafeView ReshapeAlias Transpose T Permute Expand Slice Select Index IndexSelect Gather
 Cat Stack Split SplitWithSizes Unbind Chunk Clone Contiguous ToCopy Copy CopySlices Squeeze Unsqueeze Sum Mean
 Embedding AsStrided Alias Roll Flip Repeat MaskedFill Where ConstantPadNd Unfold Narrow Detach AccumulateGrad"""
@@ -49,13 +49,17 @@ def attn_lrp(request: AttributionRequest) -> MethodResult:
     run = traced_run(request.model, request.inputs, request.target.number, request.layers, rules)
     maps = {name: GradientMap(call.weights, call.gradient, call.value / 2) for name, call in run.calls.items()}
     texts = (INPUT, DECODER) if request.has_decoder else (INPUT,)
+    # an encoder embeds its tokens before the decoder does, so the order is that of `texts`; further calls are left out
     pairs = zip(texts, rules.embedded, run.gradients, strict=False)
     relevance = {text: (at_least_float32(x.detach()) * g).sum(-1).float().cpu() for text, x, g in pairs}
     return MethodResult(dict(maps), relevance, run.number, run.parts, run.missing)
 
 
 class _LrpRules(Rules):
-    """Gives norms and activations their rules while the model runs, and products theirs in the graph."""
+    """Gives norms and activations their rules while the model runs, and products theirs in the graph.
+
+    `embedded` are the embeddings (B, n, C) in the order of their calls: the tensors whose gradients are wanted.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -63,6 +67,7 @@ class _LrpRules(Rules):
 
     @contextmanager
     def during(self) -> Iterator[None]:
+        """A block in which norms and activations have their rules, and the outputs of embeddings are kept."""
         with ExitStack() as stack:
             for module in self.model.modules():
                 rule = _rule(module)
@@ -73,11 +78,17 @@ class _LrpRules(Rules):
             yield
 
     def _keep(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """A hook of an embedding: its output is kept, and the graph ends there, because relevance stops at tokens."""
         output = output.detach().requires_grad_()
         self.embedded.append(output)
         return output
 
     def before_gradients(self, number: Tensor, calls: Sequence[tuple[AttentionCall, Tensor]]) -> None:
+        """Let products halve the gradients that pass through them, and refuse nodes without a rule.
+
+        In attention: weights times values gives half to the values; of the other half, which reaches the scores,
+        queries and keys get one half each. So their gradients are divided by 2, 4 and 4.
+        """
         inside = {output.grad_fn: call for call, output in calls if output.grad_fn is not None}
         for call, _ in calls:
             if call.options.get("softcap"):
@@ -93,6 +104,7 @@ class _LrpRules(Rules):
                 self._refuse(f"computes {kind} outside of its norms, activations and attention")
 
     def _refuse(self, reason: str) -> NoReturn:
+        """Refuse the model because of an operation without a rule."""
         raise RegardError(
             f"attribute(method='attn-lrp'): {type(self.model).__name__} {reason}, and AttnLRP has no rule for it here. "
             "method='weight-gradient' and 'chefer' take any model."
@@ -117,7 +129,10 @@ def _embeddings(model: nn.Module) -> list[nn.Module]:
 
 
 def _nodes(number: Tensor, inside: dict[Any, AttentionCall]) -> Iterator[Any]:
-    """All nodes of the graph of L, without those inside the attention calls."""
+    """All nodes of the graph of L, without those inside the attention calls.
+
+    `inside` maps the last node of a call to the call. The walk continues at the tensors that the call was given.
+    """
     waiting, visited = [number.grad_fn], set()
     while waiting:
         node = waiting.pop()
@@ -139,7 +154,11 @@ def _kind(node: Any) -> str:
 
 
 def _is_of_text(node: Any) -> bool:
-    """Whether a factor depends on the text: constants have no node, and views of parameters end at a parameter."""
+    """Whether a factor depends on the text.
+
+    Constants have no node, and views of a parameter are a chain of nodes that ends at it. A node with several inputs
+    counts as one of the text.
+    """
     while node is not None and len(node.next_functions) == 1:
         node = node.next_functions[0][0]
     is_parameter = node is not None and _kind(node) == "AccumulateGrad" and isinstance(node.variable, nn.Parameter)
@@ -147,17 +166,20 @@ def _is_of_text(node: Any) -> bool:
 
 
 def _is_linear(kind: str, node: Any) -> bool:
-    """Whether a node is linear in the text."""
+    """Whether a node is linear in the text. A product `Mul` of two factors of the text has its own rule before."""
     if kind in ("Mul", "Div"):
         factors = [other for other, _ in node.next_functions]
         return not _is_of_text(factors[1] if kind == "Div" and len(factors) > 1 else None)
-    if kind in ("Mm", "Bmm", "Addmm", "Matmul"):
+    if kind in ("Mm", "Bmm", "Addmm", "Matmul"):  # the last two inputs are the factors; Addmm has its bias before them
         return sum(_is_of_text(other) for other, _ in node.next_functions[-2:]) < 2
     return kind in LINEAR.split()
 
 
 def _rule(module: nn.Module) -> Callable[..., Tensor] | None:
-    """The rule of a norm or an activation as a forward hook, or None."""
+    """The rule of a norm or an activation, or None.
+
+    A rule is a forward hook: it returns the output with the same numbers and another gradient.
+    """
     if isinstance(module, nn.LayerNorm):
         return _layer_norm
     if "RMSNorm" in type(module).__name__ or type(module).__name__.endswith("LayerNorm"):
@@ -167,11 +189,12 @@ def _rule(module: nn.Module) -> Callable[..., Tensor] | None:
 
 
 def _with_gradient_of(output: Tensor, linear: Tensor) -> Tensor:
-    """The same numbers as `output`, with the gradient of `linear`."""
+    """The numbers of `output` with the gradient of `linear`. A difference of 0 carries the gradient."""
     return output.detach() + (linear - linear.detach())
 
 
 def _layer_norm(module: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """The rule of LayerNorm: its standard deviation and its weight are constants. The bias gets no relevance."""
     x, axes = args[0], tuple(range(-len(module.normalized_shape), 0))
     centered = x - x.mean(axes, keepdim=True)
     deviation = (centered.detach().square().mean(axes, keepdim=True) + module.eps).sqrt()
@@ -180,7 +203,11 @@ def _layer_norm(module: nn.LayerNorm, args: tuple[Tensor, ...], output: Tensor) 
 
 
 def _scaled_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant; x may be centered first, and w stored as w - 1."""
+    """The rule of other norms: y = x c w, where c = 1 / sqrt(mean x^2 + eps) is a constant.
+
+    Classes differ in two ways: x may be centered first, and w may be stored as w - 1. The form that gives the output is
+    taken.
+    """
     x, weight = args[0], getattr(module, "weight", None)
     given = (getattr(module, name, None) for name in ("variance_epsilon", "eps"))
     eps = next((value for value in given if isinstance(value, float)), 0.0)
@@ -199,7 +226,9 @@ def _scaled_norm(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) ->
 
 
 def _activation(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
-    """f(x) has the derivative f(x) / x; at x = 0 its relevance is 0 for any."""
+    """The rule of an activation: f(x) has the derivative f(x) / x. At x = 0 the relevance x . g is 0 for any
+    derivative.
+    """
     x = args[0]
     ratio = output.detach() / torch.where(x == 0, torch.ones_like(x), x).detach()
     return _with_gradient_of(output, x * ratio)

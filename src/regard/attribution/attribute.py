@@ -102,6 +102,7 @@ def attribute(
     check_tokenizer(model, tokenizer, "attribute")
     ChosenLayers(layers).check((name for name, _ in model.named_modules()), attention_modules(model))
     text = TextInputs.of(model, inputs)
+    # one plain run: the model's own prediction is the default target, and texts of targets are matched to its logits
     with torch.no_grad():
         request = AttributionRequest(
             model, text, explained(target, model, text, text.run(model), tokenizer), layers, options
@@ -124,14 +125,17 @@ def attribute(
 
 
 def _labels(inputs: TextInputs, tokenizer: Any) -> tuple[str, ...]:
-    """The tokens of the first sequence in readable form."""
+    """The tokens of the first sequence in readable form; empty without a tokenizer or token ids."""
     if tokenizer is None or inputs.ids is None:
         return ()
     return tuple(label_of(tokenizer, index) for index in inputs.ids[0].tolist())
 
 
 def _test(request: AttributionRequest, found: MethodResult, tokenizer: Any, wanted: bool) -> FaithfulnessCurves | None:
-    """The curves of one sequence whose tokens have a relevance; None for a batch and for inputs without tokens."""
+    """The faithfulness curves of an attribution, or None.
+
+    They need one sequence of at least two token ids, and one relevance for each of them. None also if not `wanted`.
+    """
     ids = request.inputs.ids
     if not wanted or ids is None or len(ids) != 1 or INPUT not in found.relevance or ids.shape[1] < 2:
         return None

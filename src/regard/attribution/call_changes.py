@@ -15,29 +15,34 @@ from regard.hf.edited_calls import CallEditor, editors
 
 
 class CallChange(CallEditor):
-    """Changes the calls of `module`: `call` returns other tensors for the backend, `output` another output."""
+    """Changes the calls of one `module`. A subclass overrides `call` or `output`, or both.
+
+    The three methods after them are those of `CallEditor` (hf/edited_calls.py). `num_calls` counts the changed calls.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         self.module, self.num_calls = module, 0
 
     def call(self, call: AttentionCall) -> AttentionCall:
-        """The call that the backend computes."""
+        """The call that the backend computes in place of this one."""
         return call
 
     def output(self, call: AttentionCall, output: Tensor) -> Tensor:
-        """The output (B, I, H, E) that the module gets."""
+        """The output (B, I, H, E) that the module gets in place of what the backend computed."""
         return output
 
     def selects(self, module: nn.Module) -> bool:
         return module is self.module
 
     def edited(self, call: AttentionCall) -> AttentionCall:
+        """The call before the backend runs: changed if it is one of `module`."""
         if call.module is not self.module:
             return call
         self.num_calls += 1
         return self.call(call)
 
     def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
+        """The output after the backend has run: changed if the call is one of `module`."""
         return self.output(call, output) if call.module is self.module else output
 
 

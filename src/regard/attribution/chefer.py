@@ -31,6 +31,7 @@ def chefer(request: AttributionRequest) -> MethodResult:
     Where a target reads several positions (a mean over the text), the relevance is the mean of their rows. The 1 of a
     token's own row is left out.
     """
+    # all layers (None), whichever were chosen: relevance passes through each
     run = traced_run(request.model, request.inputs, request.target.number, None, with_recurrent=True)
     refuse_gaps("chefer", run)
     _refuse_parallel(run)
@@ -49,6 +50,7 @@ def chefer(request: AttributionRequest) -> MethodResult:
 def chosen_maps(request: AttributionRequest, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
     """The maps of the layers that were asked for; relevance always passes through all of them."""
     chosen = ChosenLayers(request.layers)
+    # calls of one module are "path (call 1)", "path (call 2)"
     return {name: weights for name, weights in maps.items() if name.partition(" (call ")[0] in chosen}
 
 
@@ -63,7 +65,10 @@ def refuse_gaps(method: str, run: TracedRun) -> None:
 
 
 def _refuse_parallel(run: TracedRun) -> None:
-    """Refuse recurrent layers beside attention in one block: relevance passes through layers one after the other."""
+    """Refuse recurrent layers beside attention in one block: relevance passes through layers one after the other.
+
+    Two calls are in one block if their paths have the same layer number.
+    """
     numbers = [layer_number(name) for name in run.calls]
     parallel = [name for name, n in zip(run.calls, numbers, strict=True) if n is not None and numbers.count(n) > 1]
     if any(core_names(run.calls[name].module) for name in parallel):
@@ -86,25 +91,34 @@ def check_chain(method: str, run: TracedRun) -> None:
 
 
 def reading_rows(call: TracedCall, batch: int) -> Tensor:
-    """The positions that the target reads after the last layer (those with a gradient), as a row with the sum 1."""
+    """The positions of one text that the target reads after the last layer, as a row (1, n) with the sum 1.
+
+    These are the positions at which the output of the last attention has a gradient. The row is 0 if there is none.
+    """
     has_gradient = (call.gradient[batch] != 0).any(-1).any(0).float()
     return (has_gradient / has_gradient.sum().clamp_min(1.0))[None]
 
 
 def _one_text(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> Tensor:
+    """The relevance (1, n) of the tokens of one text: the row of R at the target's position, without the 1 of the token
+    itself.
+    """
     start = reading_rows(calls[-1], batch)
     return _rows_times_relevance(start, [maps[call.name] for call in calls], batch) - start
 
 
 def _rows_times_relevance(rows: Tensor, maps: Sequence[AttentionMap], batch: int) -> Tensor:
-    """x R = x (I + A'_L) ... (I + A'_1), from the last layer to the first, in O(n) memory."""
+    """x R = x (I + A'_L) ... (I + A'_1) for rows x (rows, n), from the last layer to the first.
+
+    R, which has n x n entries, is never formed.
+    """
     for weights in reversed(maps):
         rows = rows + weights.select([batch], None).summarize(RowsTimesMap(rows))[0]
     return rows
 
 
 def _row_sums(maps: Sequence[AttentionMap], batch: int) -> Tensor:
-    """R 1 = (I + A'_L) ... (I + A'_1) 1, (n,)."""
+    """R 1 = (I + A'_L) ... (I + A'_1) 1, the row sums of R, (n,). `maps` have one head."""
     n = maps[0].shape[2]
     sums = torch.ones(1, 1, n, device=maps[0].device)
     for weights in maps:
@@ -113,13 +127,17 @@ def _row_sums(maps: Sequence[AttentionMap], batch: int) -> Tensor:
 
 
 def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> dict[str, Tensor]:
-    """The relevance of source tokens and of target tokens; the decoder's own relevance is a matrix (n_t, n_t)."""
+    """The relevance (1, n) of source tokens and of target tokens for one text.
+
+    The decoder's own relevance R_tt (`own`) and R_ts (`across`) are matrices, because cross-attention normalizes the
+    first one. The factor norm(R_ss) follows at the end, where it meets one row only.
+    """
     encoder = [maps[call.name] for call in calls if call.part == "encoder"]
     decoder = [call for call in calls if call.part != "encoder"]
     last = decoder[-1]
     n_target, n_source = last.weights.shape[2], encoder[0].shape[2]
     own = torch.eye(n_target, device=last.weights.device)
-    across = torch.zeros(n_target, n_source, device=own.device)  # before the factor norm(R_ss)
+    across = torch.zeros(n_target, n_source, device=own.device)  # R_ts before the factor norm(R_ss)
     for call in decoder:
         weights = maps[call.name].select([batch], None).dense()[0, 0].float()
         if call.part == "cross":
@@ -131,7 +149,7 @@ def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], bat
 
 
 def _normalized(relevance: Tensor) -> Tensor:
-    """I + (R - I) with each row divided by its sum; a row of zeros stays zero."""
+    """norm(R) = I + (R - I) with each row of R - I divided by its sum; a row of zeros stays zero."""
     identity = torch.eye(len(relevance), device=relevance.device)
     rest = relevance - identity
     sums = rest.sum(-1, keepdim=True)
@@ -139,7 +157,7 @@ def _normalized(relevance: Tensor) -> Tensor:
 
 
 def _times_normalized(rows: Tensor, maps: Sequence[AttentionMap], batch: int) -> Tensor:
-    """x norm(R) = x + (x / s)(R - I), s = (R - I) 1."""
+    """x norm(R) = x + (x / s)(R - I) for rows x, where s = (R - I) 1 are the row sums; R is that of `maps`."""
     sums = _row_sums(maps, batch) - 1
     scaled = rows / sums.masked_fill(sums == 0, 1.0)
     return rows + _rows_times_relevance(scaled, maps, batch) - scaled

@@ -111,6 +111,7 @@ def _corrupted(request: AttributionRequest) -> TextInputs:
 
 
 def _check_same(clean: TracedRun, corrupted: TracedRun) -> None:
+    """Refuse two runs whose attention calls differ in name or shape: their activations cannot be exchanged."""
     shapes = [{name: call.weights.shape for name, call in run.calls.items()} for run in (clean, corrupted)]
     if shapes[0] != shapes[1]:
         raise RegardError(
@@ -119,7 +120,11 @@ def _check_same(clean: TracedRun, corrupted: TracedRun) -> None:
 
 
 class _EdgeRules(Rules):
-    """Keeps queries, keys and values of all calls, and the blocks, with the gradients that edges need."""
+    """Keeps queries, keys and values of all calls, and the blocks, with the gradients that edges need.
+
+    `tensors` gives the three inputs of each call in the order of `calls`, and after them the outputs of the blocks:
+    `_edges` and `_read` find gradients by this order.
+    """
 
     def __init__(self, blocks: BlockCalls) -> None:
         self.blocks = blocks
@@ -139,13 +144,17 @@ class _EdgeRules(Rules):
 
     @property
     def keeps_graph(self) -> bool:
-        return True
+        return True  # `_read` computes more gradients in the graph of the run
 
 
 def _edges(
     request: AttributionRequest, rules: _EdgeRules, clean: TracedRun, corrupted: TracedRun
 ) -> tuple[HeadEdges | None, tuple[str, ...]]:
-    """The edges between heads, or the reason why there are none."""
+    """The edges between heads, or None and the reason as a note.
+
+    A score is (what the sender adds in the clean run - in the corrupted one) . (gradient of L through the receiver),
+    both (B, n, C) in the residual stream. It is 0 unless the receiver is in a later layer.
+    """
     names = {module: name for name, module in request.model.named_modules()}
     calls = {names[call.module]: n for n, call in enumerate(rules.calls)}
     reason = _no_edges(request, rules, clean, len(calls))
@@ -160,6 +169,7 @@ def _edges(
         return None, (f"No edges between heads: {reason}.",)
     numbers = dict(zip(clean.calls, layer_numbers(clean.calls), strict=True))
     senders, receivers, columns = [], [], []
+    # `columns` has the gradient of each receiver, `added` the difference of each sender
     added = []
     for name, call in clean.calls.items():
         added += list(_added(heads[name], call.output - corrupted.calls[name].output))
@@ -168,6 +178,7 @@ def _edges(
         for label, gradient in _read(rules, clean, name, calls[name]):
             receivers.append((numbers[name], f"L{numbers[name]}.{label}"))
             columns.append(gradient)
+    # a number above all layers: the logits read every head, by the gradient at the output of the last block
     receivers.append((len(numbers) + max(numbers.values()), LOGITS))
     columns.append(clean.gradients[-1])
     scores = torch.stack([torch.stack([(at_least_float32(z) * g).sum() for g in columns]) for z in added]).float().cpu()
@@ -176,6 +187,7 @@ def _edges(
 
 
 def _no_edges(request: AttributionRequest, rules: _EdgeRules, clean: TracedRun, num_modules: int) -> str | None:
+    """The reason why edges cannot be computed, or None. `num_modules` is the number of modules that attended."""
     if request.has_decoder:
         return "they are computed for one residual stream, and an encoder-decoder has two"
     if not all(call.is_backend for call in clean.calls.values()):
@@ -193,13 +205,17 @@ def _no_edges(request: AttributionRequest, rules: _EdgeRules, clean: TracedRun, 
 
 
 def _added(heads: Heads, change: Tensor) -> Iterator[Tensor]:
-    """What each head adds to the residual stream, (B, n, C), for its outputs (B, H, n, E)."""
+    """What each head adds to the residual stream, (B, n, C), for its outputs (B, H, n, E), or for a change of them."""
     for head, matrix in enumerate(heads.output_matrices.detach()):
         yield change[:, head] @ matrix
 
 
 def _read(rules: _EdgeRules, clean: TracedRun, name: str, number: int) -> Iterator[tuple[str, Tensor]]:
-    """The gradient of L at the input of a block, through one input of one head alone, (B, n, C)."""
+    """The name of each input of each head of a call, and the gradient of L through this input alone, (B, n, C).
+
+    It is the gradient at the input of the block, the residual stream. `number` is the index of the call in
+    `rules.calls`. Query heads that share a key head are one group G.
+    """
     call, hidden = rules.calls[number], rules.blocks.calls[block_name(name)].hidden
     slopes: Any = clean.gradients[3 * number : 3 * number + 3]
     for part, slope in zip(PARTS, slopes, strict=True):

@@ -57,7 +57,10 @@ class FaithfulnessCurves:
 
     @property
     def better_than(self) -> tuple[int, int]:
-        """Of how many random orders the area is smaller: of deletion, and of insertion."""
+        """The number of random orders with a smaller area: of deletion, and of insertion.
+
+        The area of a random order, too, is that between its curve and the mean of all random ones.
+        """
         falls = self.random_deletion.mean(0) - self.random_deletion
         rises = self.random_insertion - self.random_insertion.mean(0)
         return (
@@ -73,6 +76,7 @@ class FaithfulnessCurves:
     @property
     def sentences(self) -> list[str]:
         """The result in words: a removal of a few tokens, and the areas."""
+        # the place of the number of removed tokens that the sentence names
         at = int((self.counts - num_named(int(self.counts[-1]))).abs().argmin())
         count, before, after = int(self.counts[at]), float(self.deletion[0]), float(self.deletion[at])
         drawn = self.random_deletion[:, at]
@@ -118,7 +122,7 @@ class FaithfulnessCurves:
 
 
 def num_named(num_tokens: int) -> int:
-    """How many removed tokens the sentence names: few enough that random ones are others."""
+    """How many removed tokens the sentence names: 1 to 5, at most half of them, so that random ones differ."""
     return max(1, min(NAMED, num_tokens // 2))
 
 
@@ -191,6 +195,7 @@ def curves(
     m = len(order)
     counts = sorted({round(m * step / points) for step in range(points + 1)} | {num_named(m)})
     remove = _remover(model, inputs, replacement, tokenizer)
+    # two versions for each order and count: without the first tokens (deletion), with these only (insertion)
     removed = [row for places in orders for count in counts for row in (places[:count], places[count:])]
     values = _scores(model, remove, removed, target).view(len(orders), len(counts), 2)
     deletion, insertion = values[..., 0], values[..., 1]
@@ -200,6 +205,7 @@ def curves(
 
 
 def _checked_scores(relevance: Any, n: int) -> Tensor:
+    """The relevance as (n,) in float64 on the CPU; also from (1, n)."""
     scores = torch.as_tensor(relevance).detach().cpu().double()
     scores = scores[0] if scores.ndim == 2 and len(scores) == 1 else scores
     if scores.shape != (n,):
@@ -212,7 +218,10 @@ def _checked_scores(relevance: Any, n: int) -> Tensor:
 
 
 def _candidates(model: nn.Module, inputs: TextInputs, target: Explained, tokenizer: Any, keep: Sequence[int]) -> Tensor:
-    """The indices of the tokens that may be removed."""
+    """The indices of the tokens that may be removed, ascending.
+
+    Kept are padding, special tokens, `keep`, the position of the target, and the first token of a language model.
+    """
     ids = inputs.need_ids("faithfulness")[0].cpu()
     allowed = inputs.real()[0].cpu().clone()
     if isinstance(model, Translates):
@@ -221,6 +230,7 @@ def _candidates(model: nn.Module, inputs: TextInputs, target: Explained, tokeniz
         allowed[target.positions[0]] = False
         if predicts_next(model):
             allowed[int(allowed.int().argmax())] = False  # the attention sink
+    # -1 is no token id: without special tokens nothing is kept here
     special = torch.tensor(sorted(set(getattr(tokenizer, "all_special_ids", None) or [-1])))
     allowed &= ~torch.isin(ids, special)
     for index in keep:
@@ -237,6 +247,7 @@ def _candidates(model: nn.Module, inputs: TextInputs, target: Explained, tokeniz
 
 
 def _shuffled(candidates: Tensor, seed: int) -> Tensor:
+    """The candidates in the random order of a seed."""
     generator = torch.Generator().manual_seed(seed)
     return candidates[torch.randperm(len(candidates), generator=generator)]
 
@@ -244,11 +255,15 @@ def _shuffled(candidates: Tensor, seed: int) -> Tensor:
 def _remover(
     model: nn.Module, inputs: TextInputs, replacement: int | None, tokenizer: Any
 ) -> Callable[[list[Tensor]], TextInputs]:
-    """A function from the indices that are removed to a batch of inputs."""
+    """A function from lists of indices to a batch of inputs, one for each list, in which these tokens are removed.
+
+    They are hidden by the attention mask, or replaced by the id `replacement`.
+    """
     ids, real = inputs.need_ids("faithfulness"), inputs.real()
     replacement = _replacement(model, tokenizer) if replacement is None else replacement
 
     def remove(rows: list[Tensor]) -> TextInputs:
+        """The inputs with one sequence for each entry of `rows`, the indices of the tokens that are removed from it."""
         batch = inputs.repeated(len(rows))
         gone = torch.zeros(len(rows), ids.shape[1], dtype=torch.bool)
         for number, places in enumerate(rows):
@@ -280,7 +295,10 @@ def _replacement(model: nn.Module, tokenizer: Any) -> int | None:
 def _scores(
     model: nn.Module, remove: Callable[[list[Tensor]], TextInputs], removed: list[Tensor], target: Explained
 ) -> Tensor:
-    """The score of each version of the text; versions that are equal run once."""
+    """The score of each version of the text, (versions,); versions that are equal run once.
+
+    `removed` are the indices that each version lacks. `remove` makes a batch of them.
+    """
     keys = [tuple(sorted(places.tolist())) for places in removed]
     unique = list(dict.fromkeys(keys))
     size = max(1, min(ROWS, TOKENS // max(1, remove(removed[:1]).need_ids("faithfulness").shape[1])))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import RegardError
 
-#: The arguments of a translator.
+#: The names of the arguments of a translator (`Translates`).
 SOURCE, TARGET = "source", "target"
 
 
@@ -29,6 +29,8 @@ class Translates(Protocol):
 @dataclass(frozen=True, eq=False)
 class TextInputs:
     """The arguments of a call. `ids` (B, n) are the tokens that the model reads, the source of an encoder-decoder.
+
+    `args` and `kwargs` are passed to the model. Only a translator has a `padding_id`; other models have masks.
 
     >>> import torch
     >>> inputs = TextInputs.of(torch.nn.Embedding(9, 4), torch.tensor([[3, 1, 4]]))
@@ -73,7 +75,7 @@ class TextInputs:
 
     @property
     def _name(self) -> str:
-        """The argument with the tokens."""
+        """The name of the keyword argument that holds the tokens: "source" of a translator, else "input_ids"."""
         return SOURCE if SOURCE in self.kwargs and "input_ids" not in self.kwargs else "input_ids"
 
     @property
@@ -84,7 +86,7 @@ class TextInputs:
 
     @property
     def batch_size(self) -> int:
-        """The number of sequences."""
+        """The number of sequences: the length of the first tensor among the arguments, or 1."""
         tensors = [x for x in (*self.args, *self.kwargs.values()) if isinstance(x, Tensor) and x.ndim]
         return len(tensors[0]) if tensors else 1
 
@@ -107,7 +109,7 @@ class TextInputs:
         if not isinstance(mask, Tensor) or mask.shape != ids.shape:
             return torch.full((len(ids),), ids.shape[1] - 1)
         places = torch.arange(ids.shape[1], device=mask.device)
-        return (places * (mask != 0)).amax(1).cpu()
+        return (places * (mask != 0)).amax(1).cpu()  # also right for padding at the left
 
     def real(self) -> Tensor:
         """Which tokens are no padding, (B, n)."""
@@ -139,7 +141,7 @@ class TextInputs:
 
 
 def _check_decoder(model: nn.Module, given: Mapping[str, Any], operation: str) -> None:
-    """An encoder-decoder of transformers needs the tokens that its decoder reads."""
+    """Refuse inputs of an encoder-decoder of transformers that lack the tokens its decoder reads."""
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and takes(model, "decoder_input_ids")
     if is_pair and not isinstance(given.get("decoder_input_ids"), Tensor):
         raise RegardError(
@@ -158,7 +160,7 @@ def check_tokenizer(model: nn.Module, tokenizer: Any, operation: str) -> None:
 
 
 def _pair(inputs: Any, operation: str) -> dict[str, Any]:
-    """The source and the target of a translator."""
+    """The source and the target of a translator, by name. They are given so, or as a pair of tensors."""
     given = dict(inputs) if isinstance(inputs, Mapping) else dict(zip((SOURCE, TARGET), inputs, strict=False))
     if set(given) != {SOURCE, TARGET} or not all(isinstance(ids, Tensor) for ids in given.values()):
         raise RegardError(
@@ -183,11 +185,14 @@ def without_adapters(model: Any) -> nn.Module:
 
 
 def _without_cache(model: nn.Module) -> dict[str, Any]:
-    """Keys and values need not be kept: one call reads the whole text."""
+    """`use_cache=False` for models that have this option: one call reads the whole text, so no later call needs its
+    keys.
+    """
     return {"use_cache": False} if takes(model, "use_cache") else {}
 
 
 def _checked_ids(operation: str, ids: Tensor) -> Tensor:
+    """The token ids, if they are integers (B, n) and not empty."""
     if ids.is_floating_point() or ids.ndim != 2 or 0 in ids.shape:
         raise RegardError(
             f"{operation}: token ids are integers (batch, length), at least one; got {ids.dtype} of shape "
@@ -197,6 +202,7 @@ def _checked_ids(operation: str, ids: Tensor) -> Tensor:
 
 
 def _repeated(value: Any, count: int) -> Any:
+    """A tensor of one batch entry as a view with `count` entries; any other value as it is."""
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
         return value.expand(count, *value.shape[1:])
     return value

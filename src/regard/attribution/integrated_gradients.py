@@ -42,6 +42,7 @@ def integrated_gradients(request: AttributionRequest) -> MethodResult:
         source, base = _baseline(call, baseline)
         gradient, start = _mean_gradient(request, call, base, steps)
         maps[name] = GradientMap(source, gradient, call.value)
+        # all links of the layer: sum_ij (w - w')_ij v_j . g_i = sum_i g_i . (output - base)_i
         total = (gradient.double() * (call.output - base).double()).sum()
         worst = max(worst, abs(float(total - (run.number.double().sum() - start.double().sum()))))
     note = f"Completeness: links of a layer sum to L(weights) - L({baseline}), with an error of at most {worst:.1g}."
@@ -49,6 +50,7 @@ def integrated_gradients(request: AttributionRequest) -> MethodResult:
 
 
 def _options(request: AttributionRequest) -> tuple[str, int]:
+    """The checked options `baseline` and `steps`, or their defaults."""
     baseline, steps = request.options.get("baseline", "zero"), request.options.get("steps", STEPS)
     if baseline not in BASELINES:
         raise RegardError(f"attribute(baseline={baseline!r}): {nearest(str(baseline), BASELINES)}")
@@ -62,6 +64,7 @@ def _baseline(call: TracedCall, baseline: str) -> tuple[AttentionMap, Tensor]:
     if baseline == "zero":
         return call.weights, torch.zeros_like(call.output)
     (B, H, I, J), G = call.weights.shape, call.value.shape[1]
+    # equal scores: the weights are uniform over the keys that the mask allows
     query, key = call.value.new_zeros(B, H, I, 1), call.value.new_zeros(B, G, J, 1)
     mask, positions = call.weights.attention.mask, call.weights.positions
     with torch.no_grad():
@@ -70,7 +73,11 @@ def _baseline(call: TracedCall, baseline: str) -> tuple[AttentionMap, Tensor]:
 
 
 class _Path(CallChange):
-    """The output with the weights w' + a (w - w'), as the only tensor with a gradient."""
+    """Gives the module the output with the weights w' + share (w - w'), at one call of it.
+
+    `base` is the output with w', (B, I, H, E). `moved` are the outputs of all calls; the one at `index` is handed on,
+    as the start of a graph of its own.
+    """
 
     share = 1.0
 
@@ -80,13 +87,15 @@ class _Path(CallChange):
         self.moved: list[Tensor] = []
 
     def output(self, call: AttentionCall, output: Tensor) -> Tensor:
+        """Move the output on the way from the baseline; `base` and `output` are (B, I, H, E)."""
         moved = (self.base + self.share * (output.detach() - self.base)).to(output.dtype).requires_grad_()
         self.moved.append(moved)
         return moved if len(self.moved) == self.index + 1 else output
 
 
 def _mean_gradient(request: AttributionRequest, call: TracedCall, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The mean of g(a) over a, (B, H, I, E), and L of the baseline."""
+    """The mean over a of g(a), (B, H, I, E), and L with the baseline w', (B,). `base` is the output with w'."""
+    # the rule is for -1 to 1, with weights of sum 2; it is moved to 0 to 1
     points, shares = np.polynomial.legendre.leggauss(steps)
     total: Any = torch.zeros_like(call.output)
     for point, share in zip((points + 1) / 2, shares / 2, strict=True):
@@ -97,7 +106,7 @@ def _mean_gradient(request: AttributionRequest, call: TracedCall, base: Tensor, 
 
 
 def _at(request: AttributionRequest, call: TracedCall, base: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """L, and the moved output, with the weights w' + share (w - w')."""
+    """L (B,), and the output that was handed on (B, I, H, E), with the weights w' + share (w - w')."""
     path = _Path(call, base)
     path.share = share
     with gradients_on(), changing(path):

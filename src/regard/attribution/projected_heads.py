@@ -31,7 +31,11 @@ class UnknownOutput(Exception):
 
 
 class ProjectedHeads:
-    """Keeps the outputs of all heads of a model while it runs, joined: (B, I, H E) of each call."""
+    """Keeps the outputs of all heads of a model while it runs, joined: (B, I, H E) of each call.
+
+    `heads` and `single` are the modules with and without an output projection, by path. `unknown` and `reason` say why
+    others are missing.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.reason = "its heads were not found"
@@ -54,18 +58,25 @@ class ProjectedHeads:
             yield
 
     def _keep_input(self, name: str, _: nn.Module, args: tuple[Tensor, ...]) -> None:
+        """The hook before an output projection: its input is the output of the heads."""
         self._keep(name, args[0])
 
     def _keep_output(self, name: str, _: nn.Module, args: tuple[Tensor, ...], output: ModuleOutput) -> None:
+        """The hook after a module without an output projection: its output is that of its head."""
         self._keep(name, output.output)
 
     def _keep(self, name: str, joined: Tensor) -> None:
+        """Keep the output of one call. It begins a graph if it has none, because the parameters are frozen."""
         if not joined.requires_grad and torch.is_grad_enabled() and joined.is_floating_point():
             joined.requires_grad_()
         self._joined[name].append(joined)
 
     def outputs(self, seen: WatchedAttention, name: str) -> Iterator[tuple[nn.Module, Tensor, list[Tensor]]]:
-        """The module, the values and the joined outputs of each call of a module; of steps, a list of outputs."""
+        """The module, the values (B, G, J, E) and the outputs (B, I, H E) of each call of a module.
+
+        Outputs are a list: of one tensor, or of the steps of a decoder. Raises `UnknownOutput` unless the outputs are
+        weights times values.
+        """
         if name in self.single:
             yield self._single(seen, name)
             return
@@ -79,7 +90,7 @@ class ProjectedHeads:
                 value = weights.value
             except RegardError as reason:
                 raise UnknownOutput(str(reason)) from None
-            shape = *weights.shape[::2], weights.shape[1], value.shape[3]
+            shape = *weights.shape[::2], weights.shape[1], value.shape[3]  # (B, I, H, E)
             if x.numel() != torch.Size(shape).numel() or x.shape[-1] != shape[2] * shape[3]:
                 raise UnknownOutput(f"its output projection reads {tuple(x.shape)}, not heads of the shape {shape}")
             if not _is_output(weights, value, x.detach().unflatten(-1, shape[2:])):
@@ -87,7 +98,10 @@ class ProjectedHeads:
             yield self.heads[name].module, value, [x]
 
     def _single(self, seen: WatchedAttention, name: str) -> tuple[nn.Module, Tensor, list[Tensor]]:
-        """A module without an output projection, whose steps are one call of the watch."""
+        """The same for a module without an output projection.
+
+        Its steps, each for some queries, are one call of the watch.
+        """
         steps, calls = self._joined[name], seen.calls(name)
         if len(calls) != 1 or sum(step.shape[1] for step in steps) != calls[0].shape[2]:
             raise UnknownOutput(f"its {len(steps)} steps are not the {len(calls)} calls that the watch kept")

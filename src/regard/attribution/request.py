@@ -20,7 +20,11 @@ INPUT, DECODER = "input", "decoder"
 
 @dataclass(frozen=True, eq=False)
 class AttributionRequest:
-    """A model, its inputs, the number to explain, the chosen layers, and the options of the method."""
+    """What a method is asked: a model, its inputs, and the number L to explain.
+
+    `layers` chooses layers as in `rg.watch` (None: all). `options` are the keyword options of `attribute` for this
+    method, whose values the method checks.
+    """
 
     model: nn.Module
     inputs: TextInputs
@@ -36,13 +40,20 @@ class AttributionRequest:
         )
 
     def text_of_keys(self, call: TracedCall) -> str:
-        """Whose tokens the keys of a call are."""
+        """INPUT or DECODER: the text whose tokens the keys of a call are.
+
+        The keys of cross-attention are tokens of the source, so they count as INPUT.
+        """
         return DECODER if self.has_decoder and call.part == "decoder" else INPUT
 
 
 @dataclass(frozen=True, eq=False)
 class MethodResult:
-    """The answer of a method: a map for each layer, the relevance of each token (B, n), and notes in words."""
+    """The answer of a method: a map for each layer, the relevance of each token (B, n), and notes in words.
+
+    Keys of `maps` and `parts` ("encoder", "decoder" or "cross") are names of calls, those of `missing` (the reasons)
+    module paths, those of `relevance` INPUT and DECODER. `value` is L of each sequence, (B,).
+    """
 
     maps: dict[str, AttentionMap]
     relevance: dict[str, Tensor]
@@ -57,7 +68,10 @@ class MethodResult:
 def received(
     request: AttributionRequest, calls: Mapping[str, TracedCall], maps: Mapping[str, AttentionMap]
 ) -> dict[str, Tensor]:
-    """The sum of the maps over layers, heads and queries, for each token as a key; (B, n) for each text."""
+    """The sum of the maps over layers, heads and queries, for each token as a key; (B, n) for each text, on the CPU.
+
+    The first map of a text decides the number of tokens; maps with another number of keys are left out.
+    """
     totals: dict[str, Tensor] = {}
     for name, weights in maps.items():
         text, total = request.text_of_keys(calls[name]), weights.received().sum(1)

@@ -108,6 +108,7 @@ class Attribution(Mapping[str, AttentionMap]):
             (best,) = weights.select([batch], None).summarize(TopLinks(k))
             values, places = best.weights[0].flatten().topk(min(count, best.weights[0].numel()))
             for value, place in zip(values.tolist(), places.tolist(), strict=True):
+                # best.weights[0] is (H, queries, k): the k largest links of each row
                 head, query = divmod(place // k, weights.shape[2])
                 if value > 0:
                     found.append(Link(layer, head, query, int(best.keys[0].flatten()[place]), value))
@@ -123,6 +124,7 @@ class Attribution(Mapping[str, AttentionMap]):
         return f"By {self.method}, {self.target} depends most on {tokens}."
 
     def _label(self, index: int) -> str:
+        """The start of `"token" (index, value)`: `sentence` adds the value and closes the bracket."""
         return f'"{self.labels[index]}" (token {index}, ' if self.labels else f"token {index} ("
 
     def show(self, tokens: Sequence[str] | None = None, targets: Sequence[str] | None = None, batch: int = 0) -> Any:

@@ -48,6 +48,7 @@ PAUSE = 2.0
 #: The largest error of a run whose layers before the edit are not computed again, relative to its size.
 TOLERANCE = 1e-3
 
+#: From the model's output and the number of the example of each entry to a number for each entry, (entries,).
 Measure = Callable[[Any, Tensor], Tensor]
 
 
@@ -157,10 +158,13 @@ def sweep(
     runner.check(grid.edits)
     kept = _Kept.open(file, grid, num, into)
     report, done, count = progress or partial(_show, time.monotonic()), 0, len(grid.edits) * len(chunks)
+    # a chunk has at most `batch_size` examples; a run has as many copies of it, each with one edit, as fit
     for chunk in chunks:
         plain = first if chunk is chunks[0] else runner.plain(chunk)
         kept.baseline(chunk, plain.measured)
+        # NaN: not measured before, or not in the file
         todo = [n for n in range(len(grid.edits)) if bool(kept.values[n, chunk].isnan().any())]
+        # edits of late blocks share a run, in which the blocks before them are not computed
         todo.sort(key=lambda n: plain.blocks.first(grid.edits[n]))
         done += len(grid.edits) - len(todo)
         size = max(1, batch_size // (chunk.stop - chunk.start))
@@ -188,7 +192,10 @@ def _check_measure(measure: Measure) -> None:
 
 
 def _taken(value: Any, size: int, entries: Tensor) -> Any:
-    """These entries of all tensors whose first axis has this size."""
+    """The given entries (indices) of all tensors whose first axis has this size, also in dicts, lists and tuples.
+
+    Other values stay as they are.
+    """
     if isinstance(value, dict):
         return {name: _taken(one, size, entries) for name, one in value.items()}
     if isinstance(value, tuple | list):
@@ -198,7 +205,11 @@ def _taken(value: Any, size: int, entries: Tensor) -> Any:
 
 @dataclass(eq=False)
 class _Plain:
-    """A run of some examples without an edit: what was measured, seen, and handed on by each block."""
+    """A run of the examples of one chunk without an edit: what was measured (examples,), seen, and handed on by each
+    block.
+
+    `sources` caches what edits take from watched runs for these examples, by (id of the run, part, layer).
+    """
 
     chunk: slice
     measured: Tensor
@@ -208,12 +219,16 @@ class _Plain:
 
     @property
     def size(self) -> int:
+        """The number of examples of the chunk."""
         return self.chunk.stop - self.chunk.start
 
 
 @dataclass(eq=False)
 class _Runner:
-    """Runs a model with some edits of some examples."""
+    """Runs a model with some edits of some examples.
+
+    In a run the batch holds one copy of the examples for each edit, one after the other.
+    """
 
     model: nn.Module
     inputs: Mapping[str, Any] | Tensor
@@ -230,13 +245,13 @@ class _Runner:
         return sizes[0]
 
     def _outputs(self, numbers: Tensor) -> Any:
-        """The output of the model for these examples."""
+        """The output of the model for the examples of these numbers, which may repeat."""
         if isinstance(self.inputs, Tensor):
             return self.model(_taken(self.inputs, self.num_examples, numbers))
         return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
 
     def plain(self, chunk: slice) -> _Plain:
-        """The run without an edit."""
+        """The run of some examples without an edit, which is checked to be the same if its blocks are replayed."""
         blocks = _Blocks(self.model, chunk.stop - chunk.start)
         with blocks.recorded(), watch(self.model, keep="qkv", verify=False) as seen:
             measured = self._measured(chunk, 1)
@@ -263,7 +278,11 @@ class _Runner:
         return result.detach().double().cpu().reshape(copies, -1)
 
     def run(self, edits: Sequence[AttentionEdit], plain: _Plain) -> Tensor:
-        """The measure under each edit, (edits, examples), from one run."""
+        """The measure under each edit, (edits, examples), from one run.
+
+        Blocks before the first edited one are replayed. With `into`, the edits only act in a first run, and the run
+        that is measured has patches of the receivers in their place.
+        """
         starts = range(0, len(edits) * plain.size, plain.size)
         placed = [self._placed(part, n, plain) for one, n in zip(edits, starts, strict=True) for part in one.parts]
         block = min(map(plain.blocks.first, edits), default=0)
@@ -273,7 +292,10 @@ class _Runner:
             return self._measured(plain.chunk, len(edits))
 
     def _received(self, sent: list[Any], block: int, copies: int, plain: _Plain) -> tuple[list[Any], int]:
-        """Patches of the receivers with what they read if only the senders change, and their first block."""
+        """Patches of the receivers with what they read if only the senders change, and the number of their first block.
+
+        `sent` are the edits of the senders, which follow the patches that hold the outputs of all heads.
+        """
         numbers = torch.arange(plain.chunk.start, plain.chunk.stop).repeat(copies)
         outputs = {name: self._of_layer(plain.seen, name, plain, "output") for name in plain.seen.names}
         outputs = _taken(outputs, plain.size, torch.arange(plain.size).repeat(copies))
@@ -291,7 +313,10 @@ class _Runner:
         return patches, min(map(plain.blocks.first, patches))
 
     def _placed(self, part: Any, start: int, plain: _Plain) -> Any:
-        """An edit of one copy of the examples, whose entries begin at `start`."""
+        """An edit of one copy of the examples, whose entries in the batch begin at `start`.
+
+        Tokens that differ between examples are cut to those of this chunk, as are the tensors that the edit takes.
+        """
         where: Where = part.where
         chosen = {name: getattr(where, name) for name in OF_TOKENS}
         own = {name: choice[plain.chunk] for name, choice in chosen.items() if is_by_entry(choice)}
@@ -303,7 +328,11 @@ class _Runner:
         return replace(part, where=where)
 
     def _of_examples(self, given: Any, where: Where, plain: _Plain, part: str = "") -> Any:
-        """What an edit takes from another run, for the examples of this run; a part of a watched run is read once."""
+        """What an edit takes from another run, cut to the examples of this run.
+
+        `given` is a watched run, tensors or maps by layer, or one tensor or map (B, H, ...) of all examples. `part` is
+        that of an `ActivationPatch`, or empty. Tensors for one example serve all and stay as they are.
+        """
         if isinstance(given, Mapping | HoldsMaps):
             names = _selected(where, given.names) if isinstance(given, WatchedAttention) else [*given]  # type: ignore
             return {name: self._of_layer(given, name, plain, part) for name in names}
@@ -313,6 +342,11 @@ class _Runner:
         return given[plain.chunk] if isinstance(given, Tensor) else given.select(plain.chunk, slice(None))
 
     def _of_layer(self, given: Any, name: Any, plain: _Plain, part: str) -> Any:
+        """What an edit takes from one layer of another run, cut to the examples of this run.
+
+        `plain.seen` is a run of these examples, so it needs no cut. The result is kept in `plain.sources`: a watched
+        run computes it anew each time.
+        """
         at = id(given), part, name
         if at not in plain.sources:
             is_part = part and isinstance(given, WatchedAttention)
@@ -337,15 +371,18 @@ def _selected(where: Where, names: Sequence[str]) -> list[str]:
 
 
 class _Blocks:
-    """The blocks of a model in the order in which they ran, and what each handed on.
+    """The blocks of a model in the order in which they ran, and what each handed on for `size` examples.
 
-    Blocks before the first edited one give what they gave without an edit, so they need not run again.
+    Blocks before the first edited one give what they gave without an edit, so they need not run again. `names` are the
+    attention modules of each block. It is empty, and nothing is replayed, if an attention is in no block, if a block
+    has a `forward` of its own, or in training mode.
     """
 
     def __init__(self, model: nn.Module, size: int) -> None:
         self.size = size
         paths = list(attention_modules(model))
         names = blocks_of(model, paths)
+        # `replayed` sets and deletes `forward` of the block itself, so another one there would be lost
         is_known = sum(map(len, names.values())) == len(paths) and not any("forward" in vars(block) for block in names)
         self.names = names if is_known and not model.training else {}
         self.outputs: list[tuple[nn.Module, Any]] = []
@@ -365,7 +402,10 @@ class _Blocks:
         self.outputs.append((block, _taken(output, self.size, torch.arange(self.size))))
 
     def check(self, measured: Callable[[], Tensor], expected: Tensor) -> None:
-        """Run no block, on two copies, and compare with the run of all; a model in which they differ runs them all."""
+        """Replay all blocks for two copies, and compare with the plain run; keep the outputs if both are the same.
+
+        `measured` runs the model (2, examples), `expected` (1, examples) is the measure of the plain run.
+        """
         try:
             with self.replayed(len(self.outputs), 2):
                 is_same = torch.allclose(
@@ -376,14 +416,14 @@ class _Blocks:
         self.outputs = self.outputs if is_same else []
 
     def first(self, edits: AttentionEdit) -> int:
-        """The number of the first block that an edit changes."""
+        """The number of the first block that an edit changes; 0, so that all blocks run, if that is not known."""
         names = [self.names[block] for block, _ in self.outputs]
         own = [n for n, one in enumerate(names) if any(_selected(part.where, one) for part in edits.parts)]  # type: ignore
         return min(own, default=0)
 
     @contextmanager
     def replayed(self, count: int, copies: int) -> Iterator[None]:
-        """Let the first blocks return what they returned without an edit, for so many copies of the examples."""
+        """Let the first `count` blocks return what they returned without an edit, for `copies` of the examples."""
         with ExitStack() as stack:
             entries = torch.arange(self.size).repeat(copies)
             for block, output in self.outputs[:count]:
@@ -393,7 +433,11 @@ class _Blocks:
 
 
 def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[Where], AttentionEdit]:
-    """The edit of an ablation, made of the outputs of heads of all examples."""
+    """The function that makes the ablation of a selection, from the outputs of heads of all examples.
+
+    The sources are (1, H, n, E) for "mean", and (examples, H, n, E) for "resample", where each example has the next
+    one's.
+    """
     if kind not in ABLATIONS:
         raise RegardError(f"sweep: there is no ablation {kind!r}. {nearest(kind, ABLATIONS)}")
     if kind == "zero":
@@ -402,13 +446,18 @@ def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[
         raise RegardError(f"sweep({kind!r}): this ablation takes the outputs of other examples; give at least two.")
     runs = [runner.plain(chunk).seen for chunk in chunks]
     outputs = {name: torch.cat([seen.patch_source("output", name) for seen in runs]) for name in runs[0].names}
+    # the last example has the outputs of the first
     source = {name: x.mean(0, keepdim=True) if kind == "mean" else x.roll(-1, 0) for name, x in outputs.items()}
     return lambda where: ActivationPatch(where, "output", source)
 
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """The edits of a sweep, and where their values stand in the table."""
+    """The edits of a sweep, and where their values stand in the table.
+
+    `axes` are the labels of each axis. `places[n]` is the index of edit n in the flattened table; cells without an
+    edit, such as a head that a smaller layer has not, stay NaN.
+    """
 
     axes: dict[str, list[str]]
     edits: Sequence[AttentionEdit]
@@ -416,6 +465,11 @@ class _Grid:
 
     @classmethod
     def of(cls, make: Any, over: Any, plain: _Plain, tokens: Texts | None) -> _Grid:
+        """The grid of `sweep(edits=make, over=...)`: a table of selections for a function, else a list of edits.
+
+        `plain` is a run of the model, whose maps tell the numbers of layers, heads and tokens. Words in the edits
+        become numbers of `tokens`.
+        """
         if callable(make):
             grid = cls._of_axes(make, over, plain.seen.maps)
         else:
@@ -428,6 +482,7 @@ class _Grid:
 
     @classmethod
     def _of_axes(cls, make: Any, over: Any, maps: Mapping[str, AttentionMap]) -> _Grid:
+        """An edit for each combination of values of the axes; heads that a layer does not have are skipped."""
         if not over:
             raise RegardError(f"sweep(over={over!r}): name at least one axis of the table: {', '.join(AXES)}.")
         values = {axis: _values(axis, over, maps) for axis in over}
@@ -445,6 +500,7 @@ class _Grid:
         return cls({axis: list(one) for axis, one in values.items()}, edits, places)
 
     def table(self, kept: _Kept) -> SweepTable:
+        """The measured values in the shape of the axes."""
         sizes = [len(labels) for labels in self.axes.values()]
         values = kept.values.new_full((torch.Size(sizes).numel(), kept.values.shape[1]), torch.nan)
         values[self.places] = kept.values
@@ -452,7 +508,10 @@ class _Grid:
 
 
 def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
-    """The values of an axis, by label."""
+    """The values of an axis, by label: those that `over` gives, or all numbers.
+
+    For numbers of heads and tokens the largest layer counts.
+    """
     if axis not in AXES:
         raise RegardError(f"sweep(over=...): there is no axis {axis!r}. {nearest(str(axis), AXES)}")
     given = over[axis] if isinstance(over, Mapping) else None
@@ -466,7 +525,7 @@ def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str,
 
 
 def _layers(maps: Mapping[str, AttentionMap]) -> dict[str, int | str]:
-    """The number of each layer, or its path if several modules have this number."""
+    """The number of each layer by its path; the paths themselves if two modules share a number or one has none."""
     numbers = {name: layer_number(name) for name in maps}
     is_unique = None not in numbers.values() and len(set(numbers.values())) == len(maps)
     return {name: number if is_unique and number is not None else name for name, number in numbers.items()}
@@ -474,7 +533,11 @@ def _layers(maps: Mapping[str, AttentionMap]) -> dict[str, int | str]:
 
 @dataclass(eq=False)
 class _Kept:
-    """The values that were measured, and their file."""
+    """The values that were measured, and their file.
+
+    `values` (edits, examples) and `plain` (examples,), the run without an edit, are NaN where nothing was measured.
+    `about` identifies the sweep in the file. `saved` is when the file was last written, on the monotonic clock.
+    """
 
     values: Tensor
     plain: Tensor
@@ -484,7 +547,9 @@ class _Kept:
 
     @classmethod
     def open(cls, file: Any, grid: _Grid, num: int, into: Any) -> _Kept:
-        """The values of a file, or none."""
+        """The values in a file of this sweep, or none. `num` is the number of examples. A file of another sweep is
+        refused.
+        """
         named = [_named(part) for one in (*grid.edits,) for part in (one, *one.parts)] + [repr(into)]
         digest = hashlib.sha256("\n".join(named).encode()).hexdigest()
         about = {"format": FORMAT, "version": VERSION, "edits": digest, "axes": grid.axes, "examples": num}
@@ -502,7 +567,7 @@ class _Kept:
         return cls(values, plain, path, about)
 
     def baseline(self, chunk: slice, measured: Tensor) -> None:
-        """Keep what was measured without an edit; refuse a file whose model, inputs or measure gave something else."""
+        """Keep what the examples of a chunk give without an edit; refuse a file in which they gave something else."""
         known = self.plain[chunk]
         if not bool(known.isnan().any()) and not torch.allclose(known, measured, rtol=TOLERANCE, atol=TOLERANCE):
             raise RegardError(
@@ -512,7 +577,7 @@ class _Kept:
         self.plain[chunk] = measured
 
     def save(self, is_last: bool) -> None:
-        """Write the file, at most every few seconds."""
+        """Write the file, if it was written at least `PAUSE` seconds ago or nothing follows."""
         if self.path is None or (not is_last and time.monotonic() - self.saved < PAUSE):
             return
         numbers = {"baseline": self.plain.tolist(), "values": self.values.tolist()}
@@ -521,13 +586,13 @@ class _Kept:
 
 
 def _named(one: Any) -> str:
-    """An edit as text, without tensors."""
+    """An edit as text: its class, its selection and its numbers, without tensors."""
     given = [getattr(one, each.name) for each in fields(one)]
     return f"{type(one).__name__} {[value for value in given if isinstance(value, int | float | str | Where)]!r}"
 
 
 def _show(begin: float, done: int, count: int) -> None:
-    """Show the progress in a line, if a terminal reads it."""
+    """Show the progress in a line, if a terminal reads it. `begin` is the start on the monotonic clock."""
     if sys.stderr.isatty():
         left = (time.monotonic() - begin) / max(done, 1) * (count - done)
         line = f"\rsweep: {done} of {count} edits, {left:.0f} s left "

@@ -40,7 +40,11 @@ class Target:
 
 @dataclass(frozen=True, eq=False)
 class Explained:
-    """A target whose tokens and positions are known: `number(outputs)` is L of each sequence, (B,)."""
+    """A target whose tokens and positions are known: `number(outputs)` is L of each sequence, (B,).
+
+    `outputs` is what the model returns. `label` is the target in words, and `tokens` are the ids that it names, one for
+    each sequence (empty for a function).
+    """
 
     number: Callable[[Any], Tensor]
     label: str
@@ -63,7 +67,11 @@ class Explained:
 
 
 def explained(target: Any, model: nn.Module, inputs: TextInputs, outputs: Any, tokenizer: Any = None) -> Explained:
-    """Find the tokens and the positions of a target in the output of a model."""
+    """Find the tokens and the positions of a target.
+
+    `outputs` is the result of the model on `inputs`. It gives the default token, the most probable one, and decides
+    between spellings of a text (`_id_of_text`).
+    """
     if callable(target) and not isinstance(target, Target | Tensor):
         return Explained(_function(target, inputs.batch_size), getattr(target, "__name__", "the target"))
     logits = logits_of(outputs)
@@ -73,7 +81,7 @@ def explained(target: Any, model: nn.Module, inputs: TextInputs, outputs: Any, t
             "could name. Give a model with a head, or a function of the output: target=lambda output: "
             "output.last_hidden_state[:, -1].norm(dim=-1)."
         )
-    wanted = target if isinstance(target, Target) else Target(position=None)
+    wanted = target if isinstance(target, Target) else Target(position=None)  # a plain token has the default position
     ids = _each_token(target, len(logits)) if not isinstance(target, Target) else None
     positions = _positions(wanted, model, inputs, logits, tokenizer)
     rows = _rows(logits, positions)
@@ -97,9 +105,15 @@ def logits_of(outputs: Any) -> Tensor | None:
 
 
 def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int, ...], label: str) -> Explained:
-    """L of each sequence. A test of faithfulness gives several versions of the only sequence."""
+    """The target as functions of the model's output.
+
+    `tokens`, `others` (tokens to compare with, or None) and `positions` have an entry for each sequence of the request;
+    `positions` is empty for a classifier. Outputs may hold several versions of the only sequence, as in a test of
+    faithfulness, so the entries are repeated up to the batch size of the output.
+    """
 
     def at(outputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The logits at the target positions (B, V), the tokens (B,), and the tokens to compare with (B,) or None."""
         logits = logits_of(outputs)
         assert logits is not None
         B = len(logits)
@@ -110,11 +124,13 @@ def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int
         return rows, chosen, other
 
     def number(outputs: Any) -> Tensor:
+        """L (B,): the logit of each token, minus that of the token to compare with."""
         rows, chosen, other = at(outputs)
         picked = rows.gather(-1, chosen[:, None])[:, 0]
         return picked if other is None else picked - rows.gather(-1, other[:, None])[:, 0]
 
     def probability(outputs: Any) -> Tensor:
+        """The probability of each token (B,), without the token to compare with."""
         rows, chosen, _ = at(outputs)
         return rows.float().softmax(-1).gather(-1, chosen[:, None])[:, 0]
 
@@ -122,7 +138,7 @@ def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int
 
 
 def _function(target: Callable[..., object], batch_size: int) -> Callable[[Any], Tensor]:
-    """The target of a user: one number for each sequence, or their sum."""
+    """The target function of a user, with a check that it returns a tensor of floats, () or (B,)."""
 
     def number(outputs: Any) -> Tensor:
         result = target(outputs)
@@ -138,7 +154,10 @@ def _function(target: Callable[..., object], batch_size: int) -> Callable[[Any],
 
 
 def _each_token(target: Any, batch_size: int) -> list[int] | None:
-    """One id for each sequence, if the target is a list or a vector."""
+    """The targets as a list (ids or texts, one for each sequence), if the target is a list, a tuple or a tensor.
+
+    None for any other target, which then counts for every sequence.
+    """
     if isinstance(target, Tensor):
         target = target.tolist()
     if not isinstance(target, list | tuple):
@@ -149,14 +168,19 @@ def _each_token(target: Any, batch_size: int) -> list[int] | None:
 
 
 def _rows(logits: Tensor, positions: tuple[int, ...]) -> Tensor:
-    """The logits at the positions, (B, V)."""
+    """The logits (B, V) at a position of each sequence, from (B, n, V). Those of a classifier, (B, C), have no
+    position.
+    """
     if logits.ndim == 2:
         return logits
     return logits[torch.arange(len(logits), device=logits.device), torch.tensor(positions, device=logits.device)]
 
 
 def _positions(target: Target, model: nn.Module, inputs: TextInputs, logits: Tensor, tokenizer: Any) -> tuple[int, ...]:
-    """The position of the target in each sequence; nothing for a model of classes."""
+    """The position of the target in each sequence; nothing for a classifier.
+
+    In this order: the position that the user gave, the only mask token, the last token that is no padding.
+    """
     if logits.ndim == 2:
         if target.position is not None:
             raise RegardError(
@@ -183,7 +207,10 @@ def _positions(target: Target, model: nn.Module, inputs: TextInputs, logits: Ten
 
 
 def _masked_positions(inputs: TextInputs, tokenizer: Any) -> tuple[int, ...] | None:
-    """The position of the only mask token of each sequence."""
+    """The position of the mask token in each sequence.
+
+    None if a sequence has none or several, or if the tokenizer has no mask token.
+    """
     number = getattr(tokenizer, "mask_token_id", None)
     ids = inputs.ids
     if number is None or ids is None or not bool(((ids == number).sum(1) == 1).all()):
@@ -202,7 +229,10 @@ def predicts_next(model: nn.Module) -> bool:
 
 
 def _token_id(token: Any, row: Tensor, model: nn.Module, tokenizer: Any) -> int:
-    """The id of a token or a class; by default of the prediction."""
+    """The id of a target token or class, from 0; without a token that of the largest logit of `row` (V,).
+
+    Negative ids count from the end.
+    """
     if token is None:
         return int(row.argmax())
     if isinstance(token, str):
@@ -216,7 +246,10 @@ def _token_id(token: Any, row: Tensor, model: nn.Module, tokenizer: Any) -> int:
 
 
 def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int:
-    """The token of a text. Of "cat" and " cat" the one that the model finds more probable."""
+    """The id of a text that is one token, or of a class by its name.
+
+    Of "cat" and " cat", which are different tokens, it is the one with the larger logit in `row` (V,).
+    """
     if tokenizer is None:
         labels = getattr(getattr(model, "config", None), "label2id", None) or {}
         if text in labels:
@@ -240,7 +273,7 @@ def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int
 
 
 def _label(token: int, logits: Tensor, model: nn.Module, tokenizer: Any) -> str:
-    """The name of a token or a class."""
+    """A token or a class in words. `logits` (B, C) come from a classifier, (B, n, V) from a language model."""
     if logits.ndim == 2:
         names = getattr(getattr(model, "config", None), "id2label", None) or {}
         return f"class {names.get(token, token)!r}" if token in names else f"class {token}"

@@ -28,10 +28,12 @@ from regard.maps import AttentionMap, GradientMap
 
 #: Chooses layers as `watch` does: numbers, module paths, or None for all.
 Layers = Any
+#: Why a recurrent layer is missing: the method does not read it, or its recurrence is not a known function.
 RECURRENT = (
     "it is recurrent: method='weight-gradient' and 'chefer' read its weights, if its recurrence is one function of "
     "transformers"
 )
+#: The parts of a model; `WatchedAttention` has a view of each.
 PARTS = ("encoder", "decoder", "cross")
 #: Roundings of a number on its way through one layer, forward and backward.
 ROUNDINGS = 20
@@ -41,7 +43,8 @@ ROUNDINGS = 20
 class TracedCall:
     """One attention call: its weights (B, H, I, J), values (B, G, J, E), output and its gradient (B, H, I, E).
 
-    `index` is the number of the call among those of its module.
+    G is the number of key heads, E the width of a value. `name` is the path of the module, with " (call 2)" if it
+    attends several times; `index` is the number of the call among those of its module, from 0. `part` is one of PARTS.
     """
 
     name: str
@@ -62,7 +65,11 @@ class TracedCall:
 
 @dataclass(frozen=True, eq=False)
 class TracedRun:
-    """All attention calls of a run in their order, L of each sequence, and the gradients that rules asked for."""
+    """All attention calls of a run in their order, and L of each sequence (`number`, (B,)).
+
+    `gradients` are those of `Rules.tensors()`, in the same order. `missing` has the reason for each layer without a
+    call.
+    """
 
     calls: dict[str, TracedCall]
     number: Tensor
@@ -76,7 +83,11 @@ class TracedRun:
 
 
 class Rules:
-    """Changes the gradients of a run. This one changes nothing."""
+    """What a method adds to a traced run: other gradients, or further tensors. This class adds nothing.
+
+    `traced_run` uses the methods in this order: `during` around the model's run, `before_gradients`, `tensors`,
+    `keeps_graph`.
+    """
 
     @contextmanager
     def during(self) -> Iterator[None]:
@@ -84,7 +95,7 @@ class Rules:
         yield
 
     def before_gradients(self, number: Tensor, calls: Sequence[tuple[AttentionCall, Tensor]]) -> None:
-        """Is called with L and all attention calls, before the gradients are computed."""
+        """Is called with L (B,), and with each attention call and its output, before the gradients are computed."""
 
     def tensors(self) -> list[Tensor]:
         """Further tensors whose gradients are wanted."""
@@ -92,18 +103,22 @@ class Rules:
 
     @property
     def keeps_graph(self) -> bool:
-        """Whether further gradients will be computed."""
+        """Whether the graph is needed after the gradients of the run, because the method computes more."""
         return False
 
 
 class _Outputs(CallObserver):
-    """Keeps the output of every attention call of a model, so that its gradient can be asked."""
+    """Keeps the output of every attention call of a model, by module path, so that its gradient can be asked.
+
+    Only calls of transformers' attention interface are reported here; `ProjectedHeads` finds other outputs.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.names = {module: name for name, module in model.named_modules()}
         self.kept: dict[str, list[tuple[AttentionCall, Tensor]]] = defaultdict(list)
 
     def backend_called(self, call: AttentionCall, output: Any) -> None:
+        """Keep a call of this model, if it is no checkpoint that runs again inside a backward pass."""
         name = self.names.get(call.module)
         if name is None or inside_backward():
             return
@@ -114,7 +129,9 @@ class _Outputs(CallObserver):
 
 
 class _Cores:
-    """Keeps the calls of recurrent layers of a model: the function, its arguments and its result, in the graph."""
+    """Keeps the calls of recurrent layers of a model by module path: the name of the function that computed them, its
+    arguments and its result, in the graph. `READERS` (hf/recurrent/core_calls.py) read such a call.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = {module: name for name, module in model.named_modules() if core_names(module)}
@@ -123,6 +140,7 @@ class _Cores:
 
     @contextmanager
     def observing(self) -> Iterator[None]:
+        """A block around the model's run in which calls are kept."""
         with ExitStack() as stack:
             for module in self.modules:
                 stack.callback(module.register_forward_pre_hook(self._start).remove)
@@ -130,9 +148,11 @@ class _Cores:
             yield
 
     def _start(self, module: nn.Module, _: Any) -> None:
+        """Note the recurrent module that runs: the report of a function does not say which module called it."""
         self._running = module
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
+        """Keep a call of the recurrent module that runs. `edits` are not read: a traced run has none of its own."""
         if self._running is None or inside_backward():
             return
         first = result[0] if isinstance(result, tuple) else result
@@ -149,10 +169,10 @@ def traced_run(
     rules: Rules | None = None,
     with_recurrent: bool = False,
 ) -> TracedRun:
-    """Run a model, and compute the gradient of `number(outputs)` at the output of each of its attention calls.
+    """Run a model, and compute the gradient of L = `number(outputs)` at the output of each of its attention calls.
 
-    The gradients of parameters are not changed. `rules` may change how gradients are computed. Recurrent layers are
-    among the calls if `with_recurrent`, and missing otherwise.
+    L has one number for each sequence, (B,). The gradients of parameters are not changed. `rules` may change how
+    gradients are computed. Recurrent layers are among the calls if `with_recurrent`, and missing otherwise.
     """
     observer, rules, cores = _Outputs(model), rules or Rules(), _Cores(model if with_recurrent else nn.Module())
     recurrent = {name: module for name, module in model.named_modules() if is_recurrent(module)}
@@ -171,17 +191,20 @@ def traced_run(
         rules.before_gradients(value, [call for calls in observer.kept.values() for call in calls])
         found, missing = _found(seen, observer, projections, cores, recurrent)
         _check_found(model, found, missing)
+        # one backward pass for all: first the outputs of the calls, then the tensors of the rules
         outputs = [step for part in found for step in part.steps]
         slopes = iter(_gradients(value, [*outputs, *rules.tensors()], rules.keeps_graph))
+    # this takes the gradients of the outputs; those that are left in `slopes` belong to the rules
     calls = {part.label: part.traced(torch.cat([next(slopes) for _ in part.steps], 1)) for part in found}
     return TracedRun(calls, value.detach(), missing, tuple(slopes))
 
 
 @dataclass(frozen=True, eq=False)
 class _Part:
-    """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph.
+    """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph, and its values (B, G, J, E).
 
-    Of a decoder that calls once for each query, `steps` are the outputs for these queries.
+    `steps` holds the output as one tensor. A decoder that calls its attention once for each query has one for each of
+    them.
     """
 
     seen: WatchedAttention
@@ -194,14 +217,18 @@ class _Part:
 
     @property
     def label(self) -> str:
+        """The name of the call: the module path, with the number of the call if there are several."""
         return self.name if len(self.seen.calls(self.name)) == 1 else f"{self.name} (call {self.index + 1})"
 
     @property
     def part(self) -> str:
+        """The part of the model; "encoder" for a module that the watch puts in none."""
         return next((part for part in PARTS if self.name in getattr(self.seen, part).names), "encoder")
 
     def traced(self, slope: Tensor) -> TracedCall:
+        """The call with the gradient of its output; `slope` is dL/d(output) in the shape of the output."""
         output = torch.cat(self.steps, 1).detach()
+        # from (B, I, H, E) or (B, I, H E) to (B, H, I, E)
         num_heads = self.seen.calls(self.name)[self.index].shape[1]
         heads, slope = (x.reshape(*x.shape[:2], num_heads, -1).transpose(1, 2) for x in (output, slope))
         weights, value = self.seen.calls(self.name)[self.index], self.value.detach()
@@ -210,11 +237,20 @@ class _Part:
 
 @dataclass(frozen=True, eq=False)
 class _RecurrentPart(_Part):
-    """One call of a recurrent layer. Its output is a factor, such as a gate, times weights times values."""
+    """One call of a recurrent layer. Its output is weights times values, perhaps times a factor `scale`, such as a
+    gate.
+
+    `core` is the name of the function, its arguments and its result, as in `_Cores`.
+    """
 
     core: tuple[str, dict[str, Any], Any]
 
     def traced(self, slope: Tensor) -> TracedCall:
+        """The call with the gradient at weights times values, scale * dL/d(output).
+
+        A reader takes the output from a result and moves its heads to axis 1. The gradient has the same shape, so it is
+        read as if it were a result.
+        """
         function, given, result = self.core
         output = READERS[function](detached(given), detached(result))
         of_slope = READERS[function](detached(given), (slope, None) if isinstance(result, tuple) else slope)
@@ -231,7 +267,11 @@ def _found(
     cores: _Cores,
     recurrent: dict[str, nn.Module],
 ) -> tuple[list[_Part], dict[str, str]]:
-    """The calls whose outputs are known, and the reasons why others are not."""
+    """The calls whose outputs are known, and the reasons why others are not.
+
+    Three sources are tried for each module: transformers' attention interface, the functions of recurrent layers, and
+    the inputs of output projections. A source counts if it has as many calls as the watch.
+    """
     found: list[_Part] = []
     missing = seen.missing
     for name in seen.names:
@@ -263,7 +303,10 @@ def gradients_on() -> Iterator[None]:
 
 
 def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) -> list[Tensor]:
-    """dL/do of each output; zeros where L does not depend on it."""
+    """dL/do of each output, in order; zeros where L does not depend on it.
+
+    `value` is L of each sequence, (B,). Its sum is derived: sequences do not depend on each other.
+    """
     if not outputs:
         return []
     grad = partial(torch.autograd.grad, retain_graph=keeps_graph, allow_unused=True)
@@ -283,6 +326,7 @@ def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) 
 
 
 def _check_found(model: nn.Module, found: list[Any], missing: dict[str, str]) -> None:
+    """Refuse a run in which no attention call has a known output."""
     if found:
         return
     reasons = "; ".join(dict.fromkeys(missing.values())) or "no attention ran"
@@ -294,7 +338,7 @@ def _check_found(model: nn.Module, found: list[Any], missing: dict[str, str]) ->
 
 
 def check_model(model: object, operation: str = "attribute") -> None:
-    """Refuse what has no gradients, or not those of the model that is used."""
+    """Refuse a model that has no gradients, or whose results are random (dropout) or imprecise (autocast)."""
     if not isinstance(model, nn.Module):
         raise RegardError(f"{operation}: model is a {type(model).__name__}; give a torch.nn.Module.")
     if any(_drops(part) for part in model.modules()):
@@ -317,10 +361,10 @@ def check_model(model: object, operation: str = "attribute") -> None:
 
 
 def precision_notes(model: nn.Module, num_layers: int) -> tuple[str, ...]:
-    """What a reader of an attribution of a model in half precision must know.
+    """What a reader of an attribution of a model in half precision must know; nothing for float32.
 
-    Each layer rounds some 20 times on the way to the target and back, each time by up to u of the number. Independent
-    errors add up to u sqrt(20 layers).
+    Each layer rounds some 20 times on the way to the target and back, each time by up to u = eps / 2 of the number.
+    Independent errors add up to u sqrt(20 layers).
     """
     half = {parameter.dtype for parameter in model.parameters()} & {torch.float16, torch.bfloat16}
     if not half:

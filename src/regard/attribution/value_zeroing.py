@@ -59,7 +59,7 @@ def value_zeroing(request: AttributionRequest) -> MethodResult:
 
 
 def _notes(maps: Iterable[AttentionMap], first: float) -> tuple[str, ...]:
-    """What a causal model makes of the product of its maps."""
+    """The note on the product of causal maps; none for others. `first` is the relevance of token 0."""
     if any(bool(weights.dense().triu(1).any()) for weights in maps):
         return ()
     return (
@@ -69,7 +69,7 @@ def _notes(maps: Iterable[AttentionMap], first: float) -> tuple[str, ...]:
 
 
 class _Kept(Rules):
-    """Keeps the calls of the blocks."""
+    """Keeps the calls of the blocks during the run, so that `_layer_map` can run each block again."""
 
     def __init__(self, blocks: BlockCalls) -> None:
         self.blocks = blocks
@@ -81,11 +81,14 @@ class _Kept(Rules):
 
 
 class _ZeroValue(CallChange):
-    """The value of one token becomes zero."""
+    """The value of one `token` becomes zero in every head. The number of the token is set before each run."""
 
     token = 0
 
     def call(self, call: AttentionCall) -> AttentionCall:
+        """The call with a copy of the values, in which those of the token are 0: the model may need the values as they
+        are.
+        """
         value = call.value.clone()
         value[:, :, self.token] = 0
         return replace(call, value=value)
@@ -93,10 +96,15 @@ class _ZeroValue(CallChange):
 
 @torch.no_grad()
 def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> DenseMap:
+    """The map C of one layer as (1, 1, n, n), with rows of sum 1; a row in which nothing changes is 0.
+
+    Column j is one run of the block, without the value of token j.
+    """
     kept = blocks.calls[block_name(name)]
     change = _ZeroValue(call.module)
     columns: list[Tensor] = []
     with changing(change):
+        # the loop variable is the attribute that `_ZeroValue` reads
         for change.token in range(call.value.shape[2]):
             columns.append(1 - F.cosine_similarity(kept.run().double(), kept.output.detach().double(), dim=-1)[0])
     if not change.num_calls:

@@ -1,4 +1,4 @@
-"""`regard analyze` results one text or several with a model, and prints what every head attends to."""
+"""`regard analyze` reads one text or several with a model, and prints what every head attends to."""
 
 from __future__ import annotations
 
@@ -74,6 +74,7 @@ def run(options: AnalyzeOptions) -> None:
 
 
 def _is_long(texts: Sequence[str]) -> bool:
+    """Whether a text is so long that its steps are printed where there is no terminal, too."""
     return any(len(text) > LONG for text in texts)
 
 
@@ -103,6 +104,7 @@ def _check_story(options: AnalyzeOptions, reader: TextReader, texts: Sequence[st
 
 
 def _check_words(results: Sequence[TextResult], words: Sequence[str]) -> None:
+    """Refuse a word of --word that the only text does not have, or none of several texts."""
     if len(results) > 1:
         check_words([result.reading for result in results], words)
     for word in words if len(results) == 1 else ():
@@ -115,6 +117,7 @@ def _words(result: TextResult, options: AnalyzeOptions) -> list[str]:
 
 
 def _print(console: Console, results: Sequence[TextResult], options: AnalyzeOptions, probe: RoleTable | None) -> None:
+    """Print the results: the differences of several texts, or every head (--table) or a summary of one."""
     if len(results) > 1:
         _print_several(console, results, options)
     elif options.table:
@@ -130,11 +133,13 @@ def _print(console: Console, results: Sequence[TextResult], options: AnalyzeOpti
 
 
 def _print_probe(console: Console, probe: RoleTable) -> None:
+    """Print all roles on the random tokens of --probe, for --table."""
     console.print()
     print_roles(console, probe, "random tokens, each of them twice")
 
 
 def _print_several(console: Console, results: Sequence[TextResult], options: AnalyzeOptions) -> None:
+    """Print the titles of several texts, the heads that differ most, and each text below its letter."""
     for number, result in enumerate(results):
         size = f"  {len(result.reading.profile.tokens)} tokens"
         console.print(Text.assemble((letter_of(number), "bold"), f"  {result.reading.title}", (size, "dim")))
@@ -150,6 +155,7 @@ def _print_several(console: Console, results: Sequence[TextResult], options: Ana
 
 
 def _print_all(console: Console, reading: TextReading, words: Sequence[str]) -> None:
+    """Print words, roles and warnings of one text among several, without the table of heads."""
     for word in words:
         print_word(console, reading, word)
     print_roles(console, reading.roles)
@@ -157,6 +163,7 @@ def _print_all(console: Console, reading: TextReading, words: Sequence[str]) -> 
 
 
 def _as_data(results: Sequence[TextResult], options: AnalyzeOptions, probe: RoleTable | None) -> dict[str, Any]:
+    """The results as plain data for --json: those of one text, or of several with their differences."""
     texts = [as_data(result, _words(result, options)) for result in results]
     data = texts[0]
     if len(results) > 1:
@@ -170,7 +177,10 @@ def _as_data(results: Sequence[TextResult], options: AnalyzeOptions, probe: Role
 def save_page(
     options: AnalyzeOptions, sheets_of: Callable[[], list[Sheet]], errors: Console, lines: bool = False
 ) -> None:
-    """Write the page and the maps of --save, if it is given, and print where they are."""
+    """Write the page and the maps of --save, if it is given, and print where they are.
+
+    `sheets_of` makes the sheets; it is called only then, because their statistics take time.
+    """
     if options.save is None:
         return
     with shown_steps(errors, f"Saving to {options.save}", lines) as show:
@@ -182,6 +192,7 @@ def save_page(
 
 
 def _write(results: Sequence[TextResult], options: AnalyzeOptions, errors: Console, lines: bool) -> None:
+    """Write the page of --save and the figures of --figures; those of several texts are in folders A, B, ..."""
     save_page(options, lambda: [Sheet.of(result.reading, charts=result.charts) for result in results], errors, lines)
     if options.figures is not None:
         from regard.drawing.figures import save_figures
@@ -197,6 +208,7 @@ def _write(results: Sequence[TextResult], options: AnalyzeOptions, errors: Conso
 
 
 def _tell_saved(show: Callable[[str], None], done: int, total: int) -> None:
+    """Show how many of the figures are saved."""
     show(f"Saving pictures: {done} of {total}")
 
 
@@ -220,6 +232,7 @@ def read_texts(sources: Sequence[str]) -> list[str]:
 
 
 def _read_text(source: str) -> str:
+    """The text of a source: of standard input (-), of a file, or the source itself if it does not look like a path."""
     if source == "-":
         return _decode(sys.stdin.buffer.read(), "standard input")
     if os.path.isfile(source):
@@ -233,6 +246,7 @@ def _read_text(source: str) -> str:
 
 
 def _decode(content: bytes, name: str) -> str:
+    """The text of bytes in UTF-8, without a mark at its start."""
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:

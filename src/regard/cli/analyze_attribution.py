@@ -50,6 +50,7 @@ def run(options: AnalyzeOptions) -> None:
 
 
 def _check(options: AnalyzeOptions) -> None:
+    """Refuse options that --attribute does not read, and a method that needs a second text."""
     if options.attribute is None:
         raise RegardError("analyze: --target needs --attribute METHOD, which explains this token.")
     if options.attribute == "edge-patching":
@@ -63,6 +64,7 @@ def _check(options: AnalyzeOptions) -> None:
 
 
 def _attributed(reader: TextReader, text: str, options: AnalyzeOptions) -> Attribution:
+    """The attribution of the prediction of one text."""
     assert options.attribute is not None
     inputs, target, method = reader.tokenize(text, options.length), options.target, options.attribute
     return attribute(reader.model, inputs, target, method, options.numbers, tokenizer=reader.tokenizer)
@@ -82,6 +84,7 @@ def _save(
 
 
 def _print(console: Console, result: Attribution) -> None:
+    """Print the result in words, the test of faithfulness, a bar for each token, and the strongest links."""
     console.print(Text(result.sentence), soft_wrap=True)
     for sentence in (*([] if result.test is None else result.test.sentences), *result.notes):
         console.print(Text(sentence, style="dim"), soft_wrap=True)
@@ -94,7 +97,10 @@ def _print(console: Console, result: Attribution) -> None:
 
 
 def _tokens(result: Attribution) -> Table:
-    """A bar for each token, in the order of the text; of a long text those with the largest |relevance|."""
+    """A bar for each token, in the order of the text; of a long text those with the largest |relevance|.
+
+    Green raises the target, red lowers it.
+    """
     relevance = result.tokens()[0]
     largest = float(relevance.abs().max()) or 1.0
     shown = relevance.abs().topk(min(MOST_TOKENS, len(relevance))).indices.sort().values.tolist()
@@ -107,7 +113,8 @@ def _tokens(result: Attribution) -> Table:
 
 
 def _links(result: Attribution) -> list[str]:
-    """The strongest links, by head."""
+    """The strongest links, a line each. Links whose tokens have no label, as in cross-attention, are left out."""
+    # calls of one module are "path (call 1)", "path (call 2)"
     names = dict(zip(result.names, layer_numbers(name.partition(" (call ")[0] for name in result.names), strict=True))
     return [
         f'{head_name(names[link.layer], link.head)}: "{result.labels[link.query]}" -> "{result.labels[link.key]}" '
@@ -118,6 +125,7 @@ def _links(result: Attribution) -> list[str]:
 
 
 def _as_data(result: Attribution) -> dict[str, Any]:
+    """The attribution and its test as plain data, without its maps."""
     data: dict[str, Any] = {"method": result.method, "target": result.target, "value": float(result.value.sum())}
     data |= {"tokens": list(result.labels), "relevance": result.tokens()[0].tolist() if result.relevance else None}
     data["links"] = [link._asdict() for link in result.links(LINKS)]

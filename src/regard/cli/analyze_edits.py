@@ -54,11 +54,12 @@ def run(options: AnalyzeOptions) -> None:
 
 
 def _effect(reader: TextReader, text: str, edits: AttentionEdit, options: AnalyzeOptions) -> EditResult:
+    """What the edit changes in one text."""
     return edit_effect(reader, text, edits, options.length, _roles(reader, edits))
 
 
 def _roles(reader: TextReader, edits: AttentionEdit) -> RoleTable | None:
-    """The roles of the model's heads, if an edit names roles."""
+    """The roles of the model's heads on random tokens, if an edit names roles; None if none does."""
     needs_roles = any(part.where.roles is not None for part in edits.parts)  # type: ignore[attr-defined]
     return reader.probe() if needs_roles else None
 
@@ -71,7 +72,7 @@ def _sheets(reader: TextReader, text: str, edits: AttentionEdit, options: Analyz
 
 
 def print_effect(console: Console, effect: EditResult) -> None:
-    """What changes, in plain words."""
+    """Print what changes: sentences, and for a prediction the probabilities before and after."""
     if effect.kind == SENTENCE:
         for sentence in effect.sentences:
             console.print(Text(sentence))

@@ -57,6 +57,7 @@ def run(options: AnalyzeOptions) -> None:
 
 
 def _check(options: AnalyzeOptions) -> None:
+    """Refuse options that do not go with --generate, and several texts."""
     check_folder("analyze", "--save", options.save)
     given = [option for name, option in OTHERS.items() if getattr(options, name)]
     if given:
@@ -88,6 +89,7 @@ def print_generation(console: Console, result: GenerationResult, table: bool) ->
 
 
 def _in_a_line(result: GenerationResult) -> Text:
+    """Where the heads put their weight to predict, as a mean over layers, and the layers with most on each part."""
     shares = result.shares()
     first, prompt, output = (
         sum(getattr(share, name) for share in shares) / len(shares) for name in ("first", "prompt", "output")
@@ -106,6 +108,7 @@ def _in_a_line(result: GenerationResult) -> Text:
 
 
 def _table(result: GenerationResult) -> Table:
+    """Where the heads of each layer put their weight to predict."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("layer", "first token", "prompt", "own words"):
         table.add_column(title, justify="right")

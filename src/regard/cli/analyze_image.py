@@ -46,6 +46,7 @@ def run(options: AnalyzeOptions) -> None:
 
 
 def _check(options: AnalyzeOptions) -> None:
+    """Refuse options that say nothing about an image, and several texts."""
     check_folder("analyze", "--save", options.save)
     given = [option for name, option in OF_TEXTS.items() if getattr(options, name)]
     if given:
@@ -55,6 +56,7 @@ def _check(options: AnalyzeOptions) -> None:
 
 
 def _open(path: Path) -> Any:
+    """The image of a file, as one of pillow in RGB."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -67,6 +69,7 @@ def _open(path: Path) -> Any:
 
 
 def _print(console: Console, name: str, sheet: Sheet) -> None:
+    """Print sizes, roles and strongest links of one text of the page; nothing if it has no picture."""
     if sheet.about["picture"] is None:
         return
     grids = {(panel["rows"], panel["columns"]) for panel in sheet.about["picture"]["panels"]}
@@ -107,6 +110,7 @@ def link_lines(sheet: Sheet) -> Iterator[str]:
 
 
 def _as_data(sheet: Sheet) -> dict[str, Any]:
+    """The tokens, the patches and the roles of a sheet with a picture, as plain data."""
     panels = [
         {name: panel[name] for name in ("rows", "columns", "start")} for panel in sheet.about["picture"]["panels"]
     ]

@@ -80,8 +80,10 @@ def add_command(name: str, options: type, run: Callable[[Any], object]) -> None:
     """Add a command whose arguments and options are the fields of a dataclass; `run` gets an object of it."""
 
     def command(**given: Any) -> None:
+        """Run the command with the options that were given."""
         run(options(**{field: value for field, value in given.items() if value is not None}))
 
+    # typer takes no factory of a default: a list that is not given is None here, and left out in `command`
     lists = {field.name for field in fields(options) if field.default_factory is not MISSING}
     signature = inspect.signature(options, eval_str=True)
     parameters = [p.replace(default=None) if p.name in lists else p for p in signature.parameters.values()]

@@ -48,6 +48,7 @@ def draw(weights: AttentionMap, columns: int = 2 * LARGEST, batch: int = 0, head
         pairs = zip(row, allowed_row, strict=True)
         cells = [_shade(weight / strongest) if is_allowed else FORBIDDEN + " " for weight, is_allowed in pairs]
         picture.append("".join(cells).rstrip(" ") + "\n")
+    # a 25th of the strongest weight has the lightest shade
     picture.append(f"█ {strongest:.2f}   {SHADES[1]} {strongest / 25:.2f}   {FORBIDDEN} masked", "dim")
     return picture
 
@@ -58,6 +59,7 @@ def _shade(share: float) -> str:
 
 
 def _allowed(weights: AttentionMap, batch: int, head: int, size: tuple[int, int]) -> Tensor:
+    """Whether each pair of the first rows and columns may attend, a boolean for each (`size`)."""
     mask = weights.attention.mask
     if mask is None:
         return torch.ones(size, dtype=torch.bool)
@@ -114,6 +116,7 @@ def show_mechanism(name: str) -> None:
 
 
 def _facts(entry: CatalogEntry) -> Table:
+    """The entry of a mechanism as a table without the facts that it lacks."""
     attention = entry.example()[0]
     facts = {
         "also called": ", ".join(entry.also_called),
@@ -202,7 +205,11 @@ def print_plan(
 
 
 def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
-    """Raise an error if queries, keys and values (over ranks: only positions) do not fit into memory."""
+    """Refuse a length whose queries, keys and values do not fit into memory.
+
+    `bytes_per_token` are those of the queries. A plan over ranks has one number in place of each tensor, so only
+    positions, 8 bytes each, take memory.
+    """
     needed = length * (3 * bytes_per_token if ranks is None else 8)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else needed
     if needed > total:
@@ -241,6 +248,10 @@ def build(
 
 
 def _settings(entry: CatalogEntry, settings: Sequence[str], known: list[str]) -> dict[str, Any]:
+    """The values of --set by name. Each is read as a literal of Python, such as 4 or [1, 2]; others are texts.
+
+    `known` are the parameters of the mechanism.
+    """
     values: dict[str, Any] = {}
     for setting in settings:
         name, equals, text = setting.partition("=")
@@ -256,7 +267,10 @@ def _settings(entry: CatalogEntry, settings: Sequence[str], known: list[str]) ->
 
 
 def _key_heads(entry: CatalogEntry, heads: int) -> int:
-    """The number of key heads, with as many query heads per key head as in the example of the mechanism."""
+    """The number of key heads, with as many query heads per key head as in the example of the mechanism.
+
+    1 if `heads` is no multiple of these query heads, and for a mechanism with one key head.
+    """
     example_key_heads = entry.sizes.get("key_heads")
     if example_key_heads is None:
         return heads

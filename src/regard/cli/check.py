@@ -60,6 +60,7 @@ def run(
 
 
 def _role_and_name(text: str) -> tuple[str, str]:
+    """The role and the name of a parameter in "query=W_q.weight"."""
     role, equals, name = text.partition("=")
     if not (role and equals and name):
         raise RegardError(f"check: --matrix {text!r} is not ROLE=NAME. For example: --matrix query=W_q.weight.")
@@ -68,7 +69,10 @@ def _role_and_name(text: str) -> tuple[str, str]:
 
 @dataclass
 class _Seen:
-    """The last that a check told, and the line that shows it."""
+    """What a check reported last: its name, the number of finished calls, and the findings so far.
+
+    `show` writes the line of progress.
+    """
 
     show: Callable[[str], object]
     check: str = "import"
@@ -77,10 +81,12 @@ class _Seen:
     started: float = field(default_factory=time.monotonic)
 
     def update(self, check: str, calls: int, findings: tuple[CheckFinding, ...]) -> None:
+        """Keep a report, and show it."""
         self.check, self.calls, self.findings = check, calls, findings
         self.show(f"check: {check}, call {calls + 1} of about {max(USUAL_CALLS, calls + 1)}")
 
     def summary(self) -> str:
+        """What was found until the check was stopped, in words."""
         seconds = time.monotonic() - self.started
         return (
             f"Stopped after {seconds:.0f} s and {self.calls} calls, at the check {self.check!r}. Found so far: "
@@ -100,7 +106,10 @@ def _shown_progress() -> Iterator[_Seen]:
 
 
 def load(target: str) -> Any:
-    """The object of a name in a Python file, or in one of its classes. The file is imported, so its code runs."""
+    """The object that `target`, "file.py:name", names, also "file.py:Class.method".
+
+    The file is imported, so its code runs.
+    """
     file, colon, name = target.rpartition(":")
     if not colon or not name or not file.endswith(".py"):
         raise RegardError(f"check: {target!r} is not FILE.py:NAME. For example: regard check attention.py:attention.")

@@ -67,6 +67,7 @@ def run(options: AnalyzeOptions) -> None:
 
 
 def _check(options: AnalyzeOptions) -> None:
+    """Refuse options that do not go with --corpus, and outputs that cannot be written, before the model is loaded."""
     if len(options.texts) != 1 or options.texts[0] == "-":
         raise RegardError("analyze: --corpus takes one file or folder. Put the documents into one file, one per line.")
     for name, attribute in OF_SINGLE_TEXTS.items():
@@ -87,6 +88,7 @@ def _profile_with_bar(
         task = bar.add_task("", total=None)
 
         def progress(done: int, count: int) -> None:
+            """Show how many documents are done. A first call with some done tells that an earlier run continues."""
             if bar.tasks[task].total is None and done:
                 errors.print(f"Continues after {done} of {count} documents.", markup=False)
             bar.update(task, completed=done, total=count)
@@ -123,10 +125,12 @@ def _save_page(
 
 
 def _rounded(value: Any) -> float:
+    """A number with four digits, so that the JSON is short."""
     return float(f"{float(value):.4g}")
 
 
 def _print(console: Console, profile: CorpusProfile, table: HeadTable, every_head: bool) -> None:
+    """Print the counts of documents, those that could not be read, and a table of statistics."""
     counts = f"{table.documents} documents in one profile; {profile.cut} truncated, {profile.empty} empty, "
     console.print(Text(counts + f"{len(profile.broken)} could not be read."))
     for number, reason in profile.broken:

@@ -25,6 +25,7 @@ SENTENCES = (
     "The animal didn't cross the street because it was too tired.",
     "The trophy didn't fit in the suitcase because it was too big.",
 )
+#: Tokens of the passage.
 PASSAGE_LENGTH = 512
 
 
@@ -76,5 +77,6 @@ def write_sentences(path: Path, model: str = "minilm") -> Path:
 
 
 def _passage(reader: TextReader) -> TextResult:
+    """The result of the long passage, the opening of a book."""
     title = "Alice's Adventures in Wonderland, the opening"
     return reader.read(passage(), length=PASSAGE_LENGTH, title=title, also=page_reductions)

@@ -17,6 +17,7 @@ from regard.base.errors import RegardError, nearest
 from regard.base.whole_files import write_whole
 from regard.cli.outputs import check_folder
 
+#: The texts of the exercises, one file each.
 FOLDER = Path(__file__).parent / "exercises"
 _BLOCK = re.compile(r"```python (start|check|solution)\n(.*?)\n```", re.DOTALL)
 _HOW = "This notebook needs `pip install regard`. Write the body of the function, and run both cells."
@@ -39,6 +40,7 @@ class Exercise:
 
     @classmethod
     def read(cls, name: str) -> Exercise:
+        """The exercise of the file NAME.md."""
         text = (FOLDER / f"{name}.md").read_text(encoding="utf-8")
         code = dict(_BLOCK.findall(text))
         hints = re.findall(r"^Hint: (.*)$", text, re.MULTILINE)
@@ -99,9 +101,11 @@ def run(folder: Path, chosen: list[str], overwrite: bool) -> None:
 
 
 def _folded(title: str, text: str) -> str:
+    """A part of a cell that a click opens; `text` is HTML or Markdown."""
     return f"<details><summary>{title}</summary>\n{text}\n</details>"
 
 
 def _cell(name: str, kind: str, text: str) -> dict[str, object]:
+    """A cell of a notebook as JSON. Cells have ids, which the format 4.5 asks for."""
     ran = {"execution_count": None, "outputs": []} if kind == "code" else {}
     return {"cell_type": kind, "id": name, "metadata": {}, **ran, "source": text.splitlines(keepends=True)}

@@ -49,6 +49,7 @@ def extra_of(command: str, options: Mapping[str, Any], module: str = "typer") ->
     >>> extra_of("compare", {"engine": "local"}), extra_of("compare", {"engine": "ray"})
     ('lab', 'ray')
     """
+    # the table of options asks about the files of --corpus, which are among the texts
     options = dict(options) | {"corpus": options.get("texts", ()) if options.get("corpus") else ()}
     needed = {COMMANDS.get(command, "cli")}
     for name, option, needs, extra in OPTIONS:
@@ -88,6 +89,7 @@ def read_options(arguments: Sequence[str]) -> dict[str, Any]:
     >>> options["model"], options["corpus"], options["texts"]
     ('folder', True, ['texts.parquet'])
     """
+    # minilm is the default of --model, except in `view`
     given: dict[str, Any] = {} if arguments[:1] == ["view"] else {"model": "minilm"}
     places: list[str] = []
     words = iter(arguments[1:])
@@ -108,4 +110,5 @@ def _is_dataset(path: str) -> bool:
 
 
 def _is_of_translators(folder: Path) -> bool:
+    """Whether it is the folder of a run or of a comparison of the lab: one without the manifest of saved texts."""
     return folder.is_dir() and not (folder / "manifest.json").exists()

@@ -45,6 +45,11 @@ def _leave(number: int, frame: Any) -> None:
 
 
 def _run(arguments: Sequence[str] | None) -> None:
+    """Run the command line.
+
+    Where typer or rich is not installed, it prints the version, the list of commands, or an error with the extra that
+    the command needs. `read_options` then reads the options, because their values decide about the extra.
+    """
     try:
         import rich  # noqa: F401 - tables need it; it should fail here, not inside a command
 

@@ -93,6 +93,7 @@ def shown_steps(console: Console, first: str, lines: bool = False) -> Iterator[C
         return
 
     def show(step: str) -> None:
+        """Print a step, where lines were asked for."""
         if lines:
             console.print(step, markup=False, highlight=False, soft_wrap=True)
 

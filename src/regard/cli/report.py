@@ -66,6 +66,7 @@ def facts(result: TextResult) -> str:
     """The number of tokens, layers and heads, and the result of the verification."""
     profile = result.reading.profile
     layers, heads = len(profile.layers), {layer.num_heads for layer in profile.layers}
+    # numbers of heads that differ between layers are not named
     count = f" x {heads.pop()}" if len(heads) == 1 else ""
     sizes = f"{len(profile.tokens)} tokens, {layers} layer{'s' * (layers > 1)}{count and f'{count} heads'}"
     if result.error is None:
@@ -94,6 +95,10 @@ def heads_table(reading: TextReading, width: int) -> Table:
 
 
 def _cells(reading: TextReading, layer: LayerProfile, head: int, room: int) -> tuple[Text, ...]:
+    """The cells of one head in the table: its number, its statistics, its strongest link and the weight.
+
+    `room` are the characters for both words of the link.
+    """
     link, fit = layer.strongest(head, reading.profile.ordinary), (room - 3) // 2
     words = (reading.profile.query_tokens[link.query], reading.profile.tokens[link.key])
     named = " → ".join(_shortened(word, fit) for word in words) if link.key >= 0 else "none"
@@ -102,6 +107,7 @@ def _cells(reading: TextReading, layer: LayerProfile, head: int, room: int) -> t
 
 
 def _shortened(token: str, width: int) -> str:
+    """A token with at most `width` characters."""
     return token if len(token) <= width else token[: width - 1] + "…"
 
 
@@ -139,6 +145,7 @@ def occurrence(reading: TextReading, word: str) -> str:
 
 
 def _top(reading: TextReading, query: int, place: int) -> list[tuple[int, float]]:
+    """The (token, weight) of the largest weights of a query, as the mean over the heads of the layer at `place`."""
     return reading.top(query, place, NUM_TOKENS)
 
 
@@ -163,6 +170,7 @@ def print_roles(console: Console, roles: RoleTable | None, where: str = "this te
 
 
 def _named(named: Sequence[Role]) -> Text:
+    """The first heads of a kind of role with their scores, and how many more there are."""
     line = Text()
     for role in named[:NUM_ROLES]:
         offset = "" if role.offset is None else f"({role.offset:+d})"
@@ -215,6 +223,7 @@ def roles_data(roles: RoleTable | None) -> list[dict[str, Any]] | None:
 
 
 def _layer_data(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
+    """A layer as plain data: its statistics by head, and the strongest link of each head."""
     heads = []
     for head in range(layer.num_heads):
         numbers = {name: float(values[head]) for name, values in layer.values.items()}
@@ -224,6 +233,7 @@ def _layer_data(reading: TextReading, layer: LayerProfile) -> dict[str, Any]:
 
 
 def _word_data(reading: TextReading, word: str) -> dict[str, Any]:
+    """What a word attends to as plain data: in each layer, and in single heads."""
     query, tokens = locate(reading, word), reading.profile.tokens
     layers = [
         [{"key": j, "token": tokens[j], "weight": w} for j, w in _top(reading, query, place)]
@@ -354,7 +364,7 @@ NUM_DIFFERENT, FEW_HEADS = 20, 5
 
 
 def print_differences(console: Console, readings: Sequence[TextReading], count: int = NUM_DIFFERENT) -> None:
-    """The `count` heads that differ most, with their value on each text."""
+    """Print the `count` heads that differ most: the statistic in which they differ, and its value on each text."""
     letters = [letter_of(number) for number in range(len(readings))]
     console.print(Text("The heads that differ most between the texts", style="bold"))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")

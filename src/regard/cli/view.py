@@ -43,7 +43,11 @@ def run(
 
 
 def opened(folder: Path | None, model: str | None) -> tuple[list[Sheet], LiveModel | None]:
-    """The texts of a folder or of a packaged translator, and the model that reads typed texts."""
+    """The texts of a folder or of a packaged translator, and the model that reads typed texts.
+
+    The model is that of `model`, or of the folder if it is a run of a translator. Without texts the page begins with
+    one that the model reads.
+    """
     pages = lab("pages")
     if folder is None and model is None:
         raise RegardError(
@@ -74,12 +78,14 @@ def _kept_story(folder: Path | None) -> Path | None:
 
 
 def _first_texts(live: LiveModel | None) -> list[Sheet]:
+    """The sheets of an example that the model reads, for a page without texts; none without a model."""
     if live is None:
         return []
     return live.read(lab("pages").TRANSLATED if live.kind == "translation" else SENTENCES[0], lambda: None)
 
 
 def _tell(errors: Console, open_: bool, address: str) -> None:
+    """Print the address of the page, and open it with --open."""
     errors.print(f"The page is at {address}  (Ctrl-C ends it)", markup=False, highlight=False, soft_wrap=True)
     if open_:
         webbrowser.open(address)

@@ -53,7 +53,9 @@ class NotebookFigure(Figure):
 
 
 class PaperFigure(NotebookFigure):
-    """A figure at its size in a paper. `caption` says what it shows, and `rows` are the numbers that it shows."""
+    """A figure at its size in a paper. `caption` says what it shows, and `rows` are the numbers that it shows: the
+    lines of the .csv, the header first.
+    """
 
     caption: str = ""
     rows: Sequence[Sequence[str | int | float]] = ()
@@ -72,18 +74,20 @@ class PaperFigure(NotebookFigure):
         return path
 
     def _drawn(self, kind: str, transparent: bool) -> bytes:
+        """The file as bytes. Without a date, so that the same figure gives the same bytes."""
         about = {"Title": self.caption}
         metadata = about if kind == "png" else about | {"Date" if kind == "svg" else "CreationDate": None}
         return saved(self, kind, dpi=PRINT_DPI, transparent=transparent, metadata=metadata)
 
     def _csv(self) -> bytes:
+        """The rows as CSV in UTF-8. The mark at the start of the file (utf-8-sig) tells Excel the encoding."""
         text = StringIO(newline="")
         csv.writer(text).writerows(self.rows)
         return text.getvalue().encode("utf-8-sig", "replace")
 
 
 def paper_figure(width: float) -> PaperFigure:
-    """An empty figure of a width in inches; its height is set when all is drawn."""
+    """An empty figure of a width in inches; `Paper.finish` sets its height when all is drawn."""
     figure = PaperFigure(figsize=(width, 1.0))
     FigureCanvasAgg(figure)
     return figure
@@ -97,11 +101,14 @@ def new_figure(width: float, height: float) -> NotebookFigure:
 
 
 def text_width(figure: Figure, text: str, size: float, bold: bool = False) -> float:
-    """In points. Letters are measured ten times as large, because those of a screen have whole pixels."""
+    """The width of a text in points, at a size of letters in points.
+
+    Letters are measured ten times as large, because those of a screen have whole pixels.
+    """
     font = FontProperties(family=paper_fonts(), size=10 * size, weight="bold" if bold else "normal")
     with boxes_for_missing_glyphs():
         width, _, _ = figure.canvas.get_renderer().get_text_width_height_descent(text, font, False)  # pyright: ignore
-    return width * 7.2 / figure.dpi
+    return width * 7.2 / figure.dpi  # pixels to points (72 an inch), and a tenth
 
 
 @cache
@@ -117,7 +124,7 @@ def color_of(place: float) -> str:
 
 
 def paper_fonts() -> list[str]:
-    """The fonts of a figure for a paper."""
+    """The fonts of a figure for a paper, in the order in which a character is looked up."""
     return [*(name for name in PAPER_FONTS if name in _installed()), *fonts()]
 
 
@@ -143,12 +150,12 @@ def show_or_save(path: str | os.PathLike[str]) -> None:
 
 
 def png(figure: Any) -> bytes:
-    """The figure as a PNG for a screen."""
+    """A figure of matplotlib as a PNG for a screen."""
     return saved(figure, "png", dpi=DPI)
 
 
 def saved(figure: Any, kind: str, **options: Any) -> bytes:
-    """The figure as a file of this kind."""
+    """A figure of matplotlib as the bytes of a file of this `kind`, such as "png". `options` are those of `savefig`."""
     content = BytesIO()
     with boxes_for_missing_glyphs(), rc_context(FONT_OPTIONS | NO_LAYOUT), _laid_out(figure):
         figure.savefig(content, format=kind, **options)
@@ -157,7 +164,10 @@ def saved(figure: Any, kind: str, **options: Any) -> bytes:
 
 @contextmanager
 def _laid_out(figure: Any) -> Iterator[None]:
-    """Run the layout now, so that savefig does not draw the figure a second time for it."""
+    """A block in which a figure has its layout already, so that savefig does not draw it a second time for it.
+
+    The layout engine is put back after the block.
+    """
     engine = figure.get_layout_engine()
     if engine is None:
         yield
@@ -180,6 +190,7 @@ def boxes_for_missing_glyphs() -> Iterator[None]:
 
 @cache
 def _installed() -> frozenset[str]:
+    """The names of the installed fonts."""
     return frozenset(font.name for font in fontManager.ttflist)
 
 

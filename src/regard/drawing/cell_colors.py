@@ -24,7 +24,10 @@ ALLOWED = 0.65
 
 @dataclass(frozen=True)
 class CellColors:
-    """The colors of cells of a kind, on a scale that ends at `largest`; `cmap` replaces the colors of the kind."""
+    """The colors of cells of a kind, on a scale that ends at `largest`; `cmap` replaces the colors of the kind.
+
+    `label` is the text of the color bar. The logarithmic scale begins `decades` powers of ten below `largest`.
+    """
 
     kind: Kind
     scale: ScaleName
@@ -43,6 +46,7 @@ class CellColors:
             raise RegardError('heatmap(scale="log"): a logarithmic scale has no place for numbers below 0.')
         if vmax == "auto":
             vmax = None if kind in ("position", "score") else 1.0
+        # 1.0 also where all cells are 0: a scale needs a length
         largest = float(shown.cells.nan_to_num(0).abs().max()) or 1.0 if vmax is None else float(vmax)
         weight_scale = WeightScale(scale, shown.shape[1])
         on_scale = "" if scale == "linear" else f", {weight_scale.label} scale"
@@ -59,11 +63,11 @@ class CellColors:
         )
 
     def write_numbers(self, axes: Any, image: Any, values: Tensor, size: float) -> None:
-        """A number in each cell of an image; in a mask a check mark where a pair may attend."""
+        """Write a number into each cell of an image; in a mask a check mark where a pair may attend."""
         write_numbers(axes, image, values, size, _check_mark if self.kind == "mask" else two_digits)
 
     def add_bar(self, image: Any, axes: Any) -> None:
-        """The color bar beside one panel or a list of panels: what a color means, and on which scale."""
+        """Add the color bar beside one panel or a list of panels: what a color means, and on which scale."""
         figure = (axes if hasattr(axes, "figure") else axes[0]).figure
         bar = figure.colorbar(image, ax=axes, label=self.label, shrink=0.8)
         if self.kind == "mask":
@@ -73,11 +77,15 @@ class CellColors:
             bar.ax.minorticks_off()
 
     def _ticks(self) -> list[float]:
-        """Ticks of the square root: small weights have room, so they have numbers."""
+        """Ticks of the square root, which gives small weights room; on both sides of 0 for weights with signs."""
         above = [tick for tick in (0.01, 0.1, 0.25, 0.5, 1.0) if tick <= self.largest]
         return [*(-tick for tick in reversed(above) if self.is_signed), 0.0, *above]
 
     def _colormap(self) -> Any:
+        """The colormap: `cmap`, or red and blue for numbers with signs, or the ramp.
+
+        A mask has two of its colors, at 0 and at `ALLOWED`.
+        """
         from matplotlib import colormaps
         from matplotlib.colors import ListedColormap
 
@@ -90,6 +98,7 @@ class CellColors:
         return ListedColormap([colors(0.0), colors(ALLOWED)]) if self.kind == "mask" else colors
 
     def _norm(self) -> Any:
+        """The object of matplotlib that maps a cell to a place of the colormap, from 0 to 1."""
         from matplotlib.colors import FuncNorm, LogNorm, Normalize, PowerNorm
 
         least = -self.largest if self.is_signed else 0
@@ -105,7 +114,10 @@ class CellColors:
 def write_numbers(
     axes: Any, image: Any, values: Tensor, size: float, said: Callable[[float], str] | None = None
 ) -> None:
-    """A text in each cell of an image, black or white, so that it can be read on the color of the cell."""
+    """Write a text into each cell of an image, black or white, so that it can be read on the color of the cell.
+
+    `said` makes the text of a value, by default with two digits; cells that are NaN or have an empty text stay free.
+    """
     said = said or two_digits
     for i, row in enumerate(values.tolist()):
         for j, value in enumerate(row):
@@ -121,6 +133,7 @@ def two_digits(value: float) -> str:
 
 
 def _check_mark(value: float) -> str:
+    """A check mark for 1, nothing for 0."""
     return "\N{CHECK MARK}" if value else ""
 
 
@@ -138,10 +151,12 @@ def _gray(shown: Panels, kind: Kind) -> str:
 
 
 def _signed_root(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The square root that keeps the sign."""
     return np.sign(x) * np.sqrt(np.abs(x))
 
 
 def _signed_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The inverse of `_signed_root`."""
     return np.sign(x) * x**2
 
 
@@ -166,7 +181,7 @@ def checked_cells(cells: Tensor, kind: Kind, is_signed: bool) -> Tensor:
 
 
 def panel_titles(title: str | Sequence[str], names: Sequence[str]) -> tuple[list[str], str]:
-    """The title of each panel, and that of the whole figure."""
+    """The title of each panel, and that of the whole figure, empty if there is none."""
     if isinstance(title, str):
         return ([title or names[0]], "") if len(names) == 1 else ([*names], title)
     if len(title) != len(names):

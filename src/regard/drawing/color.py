@@ -33,9 +33,10 @@ def text_color(rgb: tuple[float, ...]) -> str:
     """
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in rgb[:3]]
     luminance = sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
-    return "black" if luminance > 0.179 else "white"
+    return "black" if luminance > 0.179 else "white"  # where both have the same contrast, as WCAG defines it
 
 
+#: The scales of `WeightScale`.
 ScaleName = Literal["linear", "sqrt", "log"]
 
 
@@ -52,9 +53,17 @@ class WeightScale:
 
     @property
     def decades(self) -> int:
+        """The powers of ten of the logarithmic scale, at least 2: down to a tenth of the weight 1 / `num_keys`, rounded
+        down.
+        """
         return max(2, math.ceil(math.log10(max(self.num_keys, 2))) + 1)
 
     def place(self, weights: NDArray[np.floating]) -> NDArray[np.floating]:
+        """Places from 0 to 1 for weights, which are cut to 0 to 1.
+
+        Only the weight 0 has the place 0: on the logarithmic scale every smaller weight has 1e-6, so that it is not
+        blank.
+        """
         weights = np.clip(weights, 0, 1)
         if self.name == "linear":
             return weights

@@ -43,7 +43,7 @@ NUMBERED, NAMED = 20, 64
 #: What a figure for a paper is saved as.
 KINDS_OF_FILE = ("pdf", "svg", "png", "csv")
 
-#: Makes a figure.
+#: Draws a figure. Figures are drawn one after another while they are saved, so that only one is in memory.
 Make = Callable[[], Any]
 
 
@@ -74,16 +74,21 @@ def role_map(reading: TextReading) -> Any:
 
 def _best_roles(roles: RoleTable) -> dict[tuple[int, int], Role]:
     """(layer, head) -> the role with the highest score."""
+    # of equal keys the last one stays: the highest score
     return {(role.layer, role.head): role for role in sorted(roles.labeled, key=lambda role: role.score)}
 
 
 def _role_cell(axes: Any, head: int, row: int, role: Role | None) -> None:
+    """The cell of a head: the color of its role, and the scores on this text and on shuffled words. Blank without a
+    role.
+    """
     axes.add_patch(_patch((head - 0.46, row - 0.44), "none" if role is None else COLORS[role.kind]))
     if role is not None:
         axes.text(head, row, f"{role.score:.2f}\n{role.null:.2f}", ha="center", va="center", fontsize=6.5)
 
 
 def _patch(corner: tuple[float, float], color: str, label: str = "") -> Any:
+    """A rectangle of matplotlib, a little smaller than a cell of side 1."""
     from matplotlib.patches import Rectangle
 
     return Rectangle(corner, 0.92, 0.88, facecolor=color, edgecolor="0.8", linewidth=0.6, label=label)
@@ -104,7 +109,10 @@ def similarity_matrix(layer: LayerProfile) -> Any:
 
 
 def received_bars(profile: ModelProfile, layer_index: int) -> Any:
-    """The weight that every token receives: the sum over queries, the mean over the heads of a layer."""
+    """The weight that every token receives: the sum over queries, the mean over the heads of a layer.
+
+    `layer_index` is the place in `profile.layers`.
+    """
     layer = profile.layers[layer_index]
     received = layer.received.mean(0)
     figure, axes = _figure(min(3 + 0.25 * len(received), 14), 3)
@@ -169,7 +177,10 @@ def save_figures(
 
 
 def _papers(reading: TextReading, link: Mapping[str, Any] | None) -> dict[str, Make]:
-    """The whole figure of one link, and each of its panels alone."""
+    """The whole figure of one link, and each of its panels alone, by file name.
+
+    `link` has the index of a layer, a head and a query; without it they are 0.
+    """
     panels = ["words", "map", "heads", "statistics"]
     if not reading.profile.is_self_attention:
         panels.insert(1, "alignment")
@@ -182,7 +193,10 @@ def _papers(reading: TextReading, link: Mapping[str, Any] | None) -> dict[str, M
 
 
 def _pictures(reading: TextReading, heads: Sequence[tuple[int, int]], every_head: bool) -> dict[str, Make]:
-    """Figures of roles, of statistics, and of some heads or of every layer."""
+    """Figures of roles, of statistics, and of some heads or of every layer, by file name.
+
+    Maps of more than LARGEST tokens are left out.
+    """
     layers = reading.profile.layers
     statistics = [name for name in layers[0].values if every_head or name == "entropy"]
     pictures: dict[str, Make] = {} if reading.roles is None else {"map-roles": partial(role_map, reading)}
@@ -201,7 +215,7 @@ def _pictures(reading: TextReading, heads: Sequence[tuple[int, int]], every_head
 
 
 def _of_layer(reading: TextReading, index: int) -> dict[str, Make]:
-    """The similarity of the heads of a layer, the weight received, offsets and maps."""
+    """Figures of one layer by file name: the similarity of its heads, the weight received, offsets and maps."""
     layer = reading.profile.layers[index]
     weights, number = reading.maps[layer.name], layer.number
     pictures: dict[str, Make] = {
@@ -223,17 +237,22 @@ def _of_layer(reading: TextReading, index: int) -> dict[str, Make]:
 
 
 def _heatmap(reading: TextReading, layer: LayerProfile, head: int | Literal["mean"] | None, title: str) -> Any:
+    """The heatmap of one head, of the mean of all, or of each head (None), with the tokens of the reading."""
     tokens = reading.profile.query_tokens, reading.profile.tokens
     return heatmap(reading.maps[layer.name], tokens, head, title=title)
 
 
 def _head_of_words(profile: ModelProfile, layer: LayerProfile) -> int:
-    """The head with the least weight on the first token and on special tokens."""
+    """The head with the least weight on the first token and on special tokens.
+
+    If the first token is special, its weight is in "special" already.
+    """
     aside = layer.values["special"]
     return int((aside if 0 in profile.special else aside + layer.values["first"]).argmin())
 
 
 def _figure(width: float, height: float, *grid: int, **options: Any) -> tuple[Any, Any]:
+    """A new figure of a size in inches, and its axes. `grid` and `options` are those of `Figure.subplots`."""
     figure = canvas("figures").new_figure(width, height)
     return figure, figure.subplots(*grid, **options)
 
@@ -243,5 +262,6 @@ def _colorbar(figure: Any, image: Any, axes: Any, label: str) -> None:
 
 
 def _save(figure: Any, path: Path) -> Path:
+    """Write a figure as a .png, completely or not at all."""
     write_whole(path, canvas("figures").png(figure))
     return path

@@ -103,24 +103,28 @@ def as_weights(operation: str, weights: Any) -> Tensor:
 
 
 def _cells(weights: AttentionMap | Tensor, batch: int, heads: Any, largest: int | None) -> Tensor:
-    """The weights of some heads, pooled if they are more than `largest` per side."""
+    """The weights of some heads, (heads, rows, columns), pooled if they are more than `largest` per side.
+
+    A pooled cell is the sum over its keys, averaged over its queries.
+    """
     I, J = weights.shape[2:]
     if largest is None or max(I, J) <= largest:
         return weights[batch, heads]
     if isinstance(weights, AttentionMap):
         return weights.pool(largest, largest)[batch, heads]
+    # a tensor is small enough to be pooled by two matrix products
     of_row, of_col = (_cell_of(n, min(largest, n)) for n in (I, J))
     sums = of_row.T @ weights[batch, heads].detach().float().cpu() @ of_col
     return sums / of_row.sum(0)[:, None]
 
 
 def _cell_of(length: int, count: int) -> Tensor:
-    """The cell of each token, as a matrix of 0 and 1; the cells are those of `regard.maps.Pool`."""
+    """The cell of each token, as a matrix of 0 and 1, (length, count); the cells are those of `regard.maps.Pool`."""
     return one_hot(torch.arange(length) * count // length, count).float()
 
 
 def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | None, list[str] | None]:
-    """The labels of queries and keys; None without tokens."""
+    """The labels of queries and keys; (None, None) without tokens. Tokens in another number are refused."""
     if tokens is None:
         return None, None
     if isinstance(tokens, str):
@@ -144,7 +148,7 @@ def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | No
 
 
 def token_lists(tokens: Any) -> list[list[Any]]:
-    """The tokens of queries and of keys, or one list for both."""
+    """[tokens of queries, tokens of keys] of a pair of lists, or [tokens] of one list for both."""
     sides = tokens.tolist() if isinstance(tokens, Tensor) else list(tokens)
     is_pair = len(sides) == 2 and not any(isinstance(side, str) or not hasattr(side, "__len__") for side in sides)
     return [list(side) for side in sides] if is_pair else [sides]
@@ -161,12 +165,16 @@ def label(token: str) -> str:
 
 
 def _visible(character: str) -> str:
+    """A character, or its escape if it is invisible."""
     invisible = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp") and character not in JOINERS
     return character.encode("unicode_escape").decode() if invisible else character
 
 
 def _axes(queries: list[str] | None, keys: list[str] | None) -> tuple[str, str]:
-    """The names of the axes. Queries that are no interval of the keys belong to another text: cross-attention."""
+    """The names of the axes. Queries that are no interval of the keys belong to another text: cross-attention.
+
+    They may be the last keys only, as after a cache.
+    """
     if queries is None or keys is None or any(keys[n:][: len(queries)] == queries for n in range(len(keys))):
         return "query", "key"
     return "query (target)", "key (source)"
@@ -193,7 +201,7 @@ def weight_table(
 
 
 def _lines(shown: Panels, matrix: Tensor, digits: int) -> list[str]:
-    """One table. Each column is as wide as its widest entry."""
+    """The lines of one table. Each column is as wide as its widest entry."""
     I, J = shown.shape
     corner = "/".join(shown.axes)
     rows = [[corner, *(shown.keys or map(str, range(J)))]]

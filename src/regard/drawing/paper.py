@@ -26,12 +26,16 @@ VECTORS = 4096
 INK, SOFT, LINE, GOLD = "#111418", "#4a5158", "#c9c9c4", "#c27800"
 #: A line of a table: panel, layer, head, quantity, query, query token, key, key token, value.
 Row = tuple[str | int | float, ...]
+#: From weights to places on the scale of colors, 0 to 1.
 Place = Callable[[NDArray[np.floating]], NDArray[np.floating]]
 
 
 @dataclass
 class Paper:
-    """A figure of a fixed width in points, with panels of at most `tallest`. What is drawn next begins at `y`."""
+    """A figure of a fixed width in points, with panels of at most `tallest`. What is drawn next begins at `y`.
+
+    `axes` are those of matplotlib and cover the figure; one unit of them is a point, and y grows downwards.
+    """
 
     width: float
     scale: WeightScale
@@ -46,14 +50,17 @@ class Paper:
         self.axes.set_axis_off()
 
     def move(self, artists: Sequence[Any], x: float, y: float) -> None:
-        """Move what is drawn to the right and down."""
+        """Move what was drawn to the right and down, by points. It moves once only: the transform is replaced."""
         from matplotlib.transforms import Affine2D
 
         for artist in artists:
             artist.set_transform(Affine2D().translate(x, y) + self.axes.transData)
 
     def finish(self) -> Any:
-        """The figure, as tall as what is drawn."""
+        """The figure of matplotlib, as tall as what is drawn.
+
+        Only here do the axes get their units, because the height is not known before.
+        """
         height = self.y + 1
         self.figure.set_size_inches(self.width / 72, height / 72)
         self.axes.set(xlim=(0, self.width), ylim=(height, 0))
@@ -63,6 +70,7 @@ class Paper:
         return canvas("figure").text_width(self.figure, text, size, bold)
 
     def widest(self, labels: Sequence[str], size: float = SMALL) -> float:
+        """The width of the widest label in points; 0 without labels."""
         return max((self.text_width(text, size) for text in labels), default=0.0)
 
     def write(self, text: str, x: float, y: float, size: float = SMALL, anchor: str = "left", **look: Any) -> None:
@@ -87,7 +95,10 @@ class Paper:
         return text_color(canvas("figure").paper_colors()(place))
 
     def cells(self, values: NDArray[np.floating], x: float, y: float, cell: float, place: Place | None = None) -> None:
-        """A matrix of square cells: polygons if they are few, a picture if they are many. NaN is gray."""
+        """A matrix of square cells: polygons if they are few, a picture if they are many. NaN is gray.
+
+        Their top left is (x, y), `cell` is their side in points. `place` replaces the scale of the figure.
+        """
         rows, cols = values.shape
         places = np.ma.masked_invalid((place or self.scale.place)(values))
         if rows * cols <= VECTORS:
@@ -99,18 +110,22 @@ class Paper:
         self.frame(x, y, cols * cell, rows * cell)
 
     def picture(self, places: Any, x: float, y: float, width: float, height: float) -> None:
-        """A matrix as an image with sharp cells."""
+        """An image with sharp cells, of places on the scale of colors from 0 to 1."""
         extent = (x, x + width, y + height, y)
         self.axes.imshow(places, extent=extent, aspect="auto", interpolation="nearest", **self.colors)
 
     def frame(self, x: float, y: float, width: float, height: float, **look: Any) -> None:
+        """A rectangle without a ground; `look` are further options of matplotlib."""
         from matplotlib.patches import Rectangle
 
         style = {"fill": False, "edgecolor": LINE, "linewidth": 0.5}
         self.axes.add_patch(Rectangle((x, y), width, height, **(style | look)))
 
     def tokens(self, labels: Sequence[str], x: float, y: float, cell: float, below: bool) -> None:
-        """Labels at the left of rows, or below columns; every n-th if there is no room for all."""
+        """Labels at the left of rows, or `below` columns; every n-th if there is no room for all.
+
+        (x, y) is the corner of the cells where the labels begin, `cell` the side of a cell in points.
+        """
         for at in range(0, len(labels), every(cell)):
             middle = (at + 0.5) * cell
             if below:
@@ -132,12 +147,13 @@ class Paper:
         return x + width + 12 + self.text_width(said)
 
     def paragraph(self, text: str) -> None:
-        """Lines of text over the whole width."""
+        """Lines of text over the whole width, from `y` on, which moves below them."""
         for line in self._lines(text):
             self.write(line, 0, self.y + 5, NORMAL)
             self.y += 10.5
 
     def _lines(self, text: str) -> list[str]:
+        """A text as lines that fit the width. Words that are longer than a line are cut, as in Chinese."""
         lines = [""]
         for word in text.split():
             longer = f"{lines[-1]} {word}".strip()
@@ -154,6 +170,7 @@ class Paper:
         return [line for line in lines if line]
 
     def _fits(self, text: str) -> bool:
+        """Whether a text is no wider than the figure."""
         return self.text_width(text, NORMAL) <= self.width
 
 
@@ -177,7 +194,12 @@ THUMBNAIL, PITCH = 48, 9.2
 
 @dataclass(frozen=True)
 class Layer:
-    """The number of a layer, its name, and its weights by head and query; `is_share`: |weight| / sum of |weight|."""
+    """A layer of a figure: its number, and its weights and statistics, which are computed when they are asked for.
+
+    `row(head, query)` are the weights of one query, (keys,). `cells(head, largest)` are those of a head or of the
+    "mean", pooled to at most `largest` per side. `statistics()` has a number for each head by name. With `is_share` the
+    weights are |weight| / sum of |weight|.
+    """
 
     number: int
     num_heads: int
@@ -189,9 +211,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Content:
-    """What a figure shows: layers, tokens of queries and keys with their labels, and what is chosen of them.
+    """What a figure shows: layers, tokens of queries and keys, and what is chosen of them.
 
-    `layer` is an index.
+    `tokens` are those of queries and of keys as they are; `queries` and `keys` are their labels, readable and cut.
+    `layer` is an index into `layers`. `gold` are reference links (query, key, sure).
     """
 
     title: str
@@ -213,13 +236,17 @@ class Content:
 
     @property
     def head_label(self) -> str:
+        """The layer and the head in words: "layer 2, head 1"."""
         name = "mean of its heads" if self.head == "mean" else f"head {self.head}"
         return f"layer {self.chosen.number}, {name}"
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """The width of a panel in points, what it says in the caption, and the numbers that it shows."""
+    """What a panel returns: its width in points, what it says in the caption, and the rows of numbers that it shows.
+
+    `is_of_head` asks for the name of the head in the caption, `has_weights` for the scale of weights.
+    """
 
     width: float
     said: str
@@ -237,7 +264,10 @@ def head_row(content: Content) -> NDArray[np.floating]:
 
 
 def words(paper: Paper, content: Content) -> Drawn:
-    """The tokens in a line, and an arc or a line from the query to each key."""
+    """The tokens in a line, and an arc or a line from the query to each key.
+
+    A long text shows as many keys as there is room for, around the query.
+    """
     weights = head_row(content)
     room = int(paper.width // PITCH)
     middle = 0 if content.is_cross else _query_key(content)
@@ -256,13 +286,16 @@ def words(paper: Paper, content: Content) -> Drawn:
 
 
 def _first(middle: int, room: int, count: int) -> int:
-    """The first of `room` tokens around a token."""
+    """The first of `room` tokens around the token `middle`, of `count` in all."""
     return max(0, min(middle - room // 2, count - room))
 
 
 @dataclass(frozen=True)
 class Line:
-    """Words in a line: their middles, widths and height; they are turned if the line has no room for them."""
+    """Words in a line, from the left edge, in points: their middles, widths and height.
+
+    They are turned if the line has no room for them.
+    """
 
     middles: list[float]
     widths: list[float]
@@ -271,6 +304,7 @@ class Line:
 
     @staticmethod
     def of(paper: Paper, labels: Sequence[str]) -> Line:
+        """The line of some words, with a margin around each; turned words have columns of equal width."""
         widths = [paper.text_width(text, NORMAL, bold=True) + 5 for text in labels]
         is_turned = sum(widths) > paper.width
         if is_turned:
@@ -281,10 +315,11 @@ class Line:
 
     @property
     def end(self) -> float:
+        """Where the last word ends."""
         return self.middles[-1] + self.widths[-1] / 2
 
     def draw(self, paper: Paper, labels: Sequence[str], weights: Sequence[float] | None, chosen: int | None) -> None:
-        """The words from `paper.y` on, each on the color of its weight."""
+        """Draw the words from `paper.y` on, each on the color of its weight, the `chosen` one bold and with a frame."""
         for at, (text, x, width) in enumerate(zip(labels, self.middles, self.widths, strict=True)):
             place = 0.0 if weights is None else float(paper.scale.place(np.array([weights[at]]))[0])
             look = {"edgecolor": INK if at == chosen else "none", "linewidth": 1}
@@ -298,6 +333,11 @@ class Line:
 
 
 def _self_words(paper: Paper, content: Content, shown: range, weights: NDArray[np.floating]) -> float:
+    """Words of one text in a line, and an arc from the query to each of the `shown` keys; returns where the line ends.
+
+    Arcs of far words rise higher (by the root of the distance). The strongest has its weight above it. Large weights
+    are drawn last, on top.
+    """
     labels, near = [content.keys[j] for j in shown], weights[shown.start : shown.stop]
     line, here = Line.of(paper, labels), _query_key(content) - shown.start
     least = _least_arc(near)
@@ -333,6 +373,9 @@ def _query_key(content: Content) -> int:
 
 
 def _arc(paper: Paper, start: float, end: float, base: float, rise: float, weight: float) -> None:
+    """An arc above `base` between two places of a line, in points. A Bezier curve reaches 3/4 of its control points, so
+    they are 4/3 as high. A word's arc to itself is a loop.
+    """
     if start == end:
         start, end = start - 3, end + 3
     control = base - rise * 1.33
@@ -342,6 +385,7 @@ def _arc(paper: Paper, start: float, end: float, base: float, rise: float, weigh
 
 
 def _stroke(paper: Paper, points: list[tuple[float, float]], codes: list[int], weight: float) -> None:
+    """A path of matplotlib whose color, width and opacity grow with the weight; `codes` are those of its points."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
@@ -351,7 +395,7 @@ def _stroke(paper: Paper, points: list[tuple[float, float]], codes: list[int], w
 
 
 def _cross_words(paper: Paper, content: Content, shown: range, weights: NDArray[np.floating]) -> float:
-    """Queries above, keys below, and a line from the chosen query for each weight."""
+    """Queries above, keys below, a line from the chosen query for each weight; returns where the longer line ends."""
     room = int(paper.width // PITCH)
     first = _first(content.query, room, len(content.queries))
     own = content.queries[first : first + room]
@@ -394,6 +438,7 @@ def map_of_head(paper: Paper, content: Content) -> Drawn:
 
 
 def _numbers(paper: Paper, cells: NDArray[np.floating], x: float, cell: float) -> None:
+    """The weight in each cell, at `x` and `paper.y`."""
     for (i, j), value in np.ndenumerate(cells):
         color = paper.text_color(float(paper.scale.place(np.array([value]))[0]))
         paper.write(short(float(value)), x + (j + 0.5) * cell, paper.y + (i + 0.5) * cell, anchor="center", color=color)
@@ -409,7 +454,10 @@ def short(weight: float) -> str:
 
 
 def heads(paper: Paper, content: Content) -> Drawn:
-    """A small map of each head: a row for each layer, a column for each head."""
+    """A small map of each head: a row for each layer, a column for each head.
+
+    Numbers of heads and layers are left out where they would touch.
+    """
     columns = max(layer.num_heads for layer in content.layers)
     left = 12 + paper.widest([str(layer.number) for layer in content.layers])
     pitch = min(44.0, (paper.width - left) / columns, (paper.tallest - 12) / len(content.layers))
@@ -429,12 +477,17 @@ def heads(paper: Paper, content: Content) -> Drawn:
 
 
 def _thumbnail(paper: Paper, cells: NDArray[np.floating], x: float, side: float) -> None:
+    """A small map of one head as a picture in a square, at `x` and `paper.y`."""
     paper.picture(np.ma.masked_invalid(paper.scale.place(cells)), x, paper.y, side, side)
     paper.frame(x, paper.y, side, side, linewidth=0.4, gid="head")
 
 
 def alignment(paper: Paper, content: Content) -> Drawn:
-    """The mean of the heads of every layer, side by side, and the gold links outlined."""
+    """The mean of the heads of every layer, side by side, and the gold links outlined.
+
+    Only the first row of maps has the keys above it, and only the first map of a row the queries. The first layers are
+    shown, as many as fit `paper.tallest`.
+    """
     grid = Grid.of(paper, content)
     shown = content.layers[: grid.columns * max(1, int((paper.tallest - grid.above) // (grid.tall + 16)))]
     rows: list[Row] = []
@@ -471,6 +524,10 @@ class Grid:
 
     @staticmethod
     def of(paper: Paper, content: Content) -> Grid:
+        """The grid with as many maps in a row as have room, with cells of at most 14 points.
+
+        A text whose cells would be smaller than a letter is refused.
+        """
         left, above, num_keys = paper.widest(content.queries) + 4, paper.widest(content.keys) + 4, len(content.keys)
         columns = int((paper.width - left + 10) // (num_keys * (SMALL + 0.8) + 10))
         columns = max(1, min(len(content.layers), columns))
@@ -483,12 +540,16 @@ class Grid:
         return Grid(left, above, columns, cell, cell * num_keys, cell * len(content.queries))
 
     def corner(self, number: int, top: float) -> tuple[float, float]:
-        """The top left of the cells of a map."""
+        """The top left of the cells of map `number`, in a grid that begins at `top`."""
         row, column = divmod(number, self.columns)
         return self.left + column * (self.wide + 10), top + self.above + 12 + row * (self.tall + 16)
 
 
 def _outline(paper: Paper, content: Content, x: float, y: float, cell: float) -> None:
+    """Frames around the cells of the gold links, with a thin white frame inside of each; possible links are dashed.
+
+    (x, y) is the top left of the map, `cell` the side of a cell.
+    """
     for i, j, is_sure in content.gold:
         style = {"edgecolor": GOLD, "linewidth": 1, "linestyle": "-" if is_sure else (0, (2, 1.4)), "gid": "gold"}
         halo = {"edgecolor": "white", "linewidth": 0.5, "gid": "halo"}  # so that it is visible on every color
@@ -518,7 +579,10 @@ def statistics(paper: Paper, content: Content) -> Drawn:
 
 
 def _values(paper: Paper, content: Content, values: list[list[float]], left: float, ends: tuple[float, float]) -> float:
-    """The cells of a statistic from `paper.y` on, which moves below them; returns where they end."""
+    """The cells of a statistic from `paper.y` on, which moves below them; returns where they end.
+
+    `ends` are the least and the largest value, the ends of the colors.
+    """
     columns = max(map(len, values))
     cell, tall = min(32.0, (paper.width - left) / columns), min(14.0, (paper.tallest - 60) / len(values))
     for head in range(0, columns, max(1, int(np.ceil(10 / cell)))):
@@ -536,6 +600,7 @@ def _values(paper: Paper, content: Content, values: list[list[float]], left: flo
 
 
 def _statistic(layer: Layer, name: str) -> list[float]:
+    """One statistic of a layer, a number for each head; unknown names are refused."""
     if layer.statistics is None:
         raise RegardError(
             "figure: the panel statistics needs an AttentionMap, the result of rg.watch, or a TextReading; "
@@ -548,6 +613,10 @@ def _statistic(layer: Layer, name: str) -> list[float]:
 
 
 def _value(paper: Paper, box: tuple[float, float, float, float], value: float, ends: tuple[float, float]) -> None:
+    """One cell of a statistic: its color, and its number if the `box` (x, y, width, height) has room.
+
+    The least value has the place 0.004, the lightest color that is not white.
+    """
     least, most = ends
     place = max((value - least) / ((most - least) or 1.0), 0.004)
     paper.frame(*box, fill=True, facecolor=paper.color(place), edgecolor="none", gid="cell")

@@ -86,6 +86,8 @@ def figure(
         )
     shown = _content(source, tokens, layer, head, query, statistic, gold)
     tallest = TALLEST
+    # a figure that is too high is drawn again with smaller panels, until it fits a page or they are at their least
+    # height
     while (paper := _paper(shown, names, width, scale, caption, tallest)).y > PAGE and tallest > SHORTEST:
         tallest *= min(0.85, PAGE / paper.y)
     return paper.finish()
@@ -110,6 +112,7 @@ def _paper(
 
 
 def _panels(names: Any) -> list[str]:
+    """The names of the panels as a list, each once; unknown ones are refused."""
     names = [names] if isinstance(names, str) else list(names)
     if not names:
         raise RegardError(f"figure: the list of panels is empty. {nearest('', PANELS)}")
@@ -119,11 +122,16 @@ def _panels(names: Any) -> list[str]:
     return list(dict.fromkeys(names))
 
 
+#: Titles of panels that do not depend on what is shown; `_title` has the others.
 TITLES = {"heads": "All heads", "alignment": "Alignment"}
 
 
 def _draw(paper: Paper, shown: Content, names: Sequence[str]) -> list[Drawn]:
-    """The panels under their titles, side by side where there is room."""
+    """The panels under their titles, side by side where there is room.
+
+    A panel does not know its place: it is drawn at the left edge from the top, and then moved. `top` is that of the row
+    of panels, `below` the lowest end of all panels, `left` where the next one of this row begins; all in points.
+    """
     drawn, top, below, left = [], paper.y, paper.y, 0.0
     for at, name in enumerate(names):
         title = f"{'abcde'[at]}  {_title(shown, name)}" if len(names) > 1 else _title(shown, name)
@@ -132,7 +140,7 @@ def _draw(paper: Paper, shown: Content, names: Sequence[str]) -> list[Drawn]:
         paper.y = 14
         drawn.append(PANELS[name](paper, shown))
         width = max(drawn[-1].width, paper.text_width(title, NORMAL, bold=True))
-        if left and left + width > paper.width:
+        if left and left + width > paper.width:  # no room: a new row
             top, left = below, 0.0
         paper.move([artist for artist in paper.axes.get_children() if artist not in before], left, top)
         below, left = max(below, top + paper.y + 10), left + width + 20
@@ -141,12 +149,14 @@ def _draw(paper: Paper, shown: Content, names: Sequence[str]) -> list[Drawn]:
 
 
 def _title(shown: Content, name: str) -> str:
+    """The title of a panel."""
     titles = {"words": f"What “{shown.queries[shown.query]}” attends to", "map": f"Map of {shown.head_label}"}
     titles["statistics"] = f"{shown.statistic[:1].upper()}{shown.statistic[1:]} of every head"
     return titles.get(name, TITLES.get(name, name))
 
 
 def _caption(shown: Content, drawn: Sequence[Drawn], scale: WeightScale) -> str:
+    """The caption: the model and the text, the head if a panel shows one, what each panel says, and the scale."""
     said = [f"({'abcde'[at]}) {panel.said}" if len(drawn) > 1 else panel.said for at, panel in enumerate(drawn)]
     if any(panel.has_weights for panel in drawn):
         shares = "Weights have signs; shares of |weight|" if shown.chosen.is_share else "Weights"
@@ -168,7 +178,10 @@ def _content(
     statistic: str,
     gold: Sequence[tuple[int, int, bool]],
 ) -> Content:
-    """What is to be drawn: the layers of the source, and the layer, head and query."""
+    """What is to be drawn: the layers of the source, and the chosen layer, head and query.
+
+    `is_cross` is True unless the queries are the last keys. In self-attention the first token is not notable.
+    """
     of = _material(source, tokens)
     keys, queries = of.keys, of.queries
     is_cross = len(keys) < len(queries) or list(keys[len(keys) - len(queries) :]) != list(queries)
@@ -181,7 +194,10 @@ def _content(
 
 
 class Material(NamedTuple):
-    """What a source holds."""
+    """What a source holds: its layers, the tokens, and the indices of special tokens.
+
+    The names of the text and of the model are empty where they are not known.
+    """
 
     layers: Sequence[Layer]
     queries: Sequence[str]
@@ -192,6 +208,10 @@ class Material(NamedTuple):
 
 
 def _material(source: Any, tokens: Any) -> Material:
+    """What the source of `figure` holds: a `TextReading`, one map, several maps by layer, or an array of weights.
+
+    Weights without shares (with signs, or rows that do not sum to 1) are shown as shares of |weight|.
+    """
     if isinstance(source, TextReading):
         if tokens is not None:
             raise RegardError("figure: a TextReading has its own tokens. Leave out tokens=.")
@@ -213,6 +233,7 @@ def _material(source: Any, tokens: Any) -> Material:
     maps = {name: weights if weights.has_shares else weights.shares() for name, weights in maps.items()}
     named = chosen_panels("figure", next(iter(maps.values())), tokens, 0, 0, 1).queries  # checks the tokens
     queries, keys = _sides(tokens, named, I, J)
+    # computed once, and only if a panel shows statistics
     reading = cache(lambda: TextReading.of("", dict(maps), keys, queries=queries))
     return Material(_layers(maps, layer_numbers(maps), reading), queries, keys)
 
@@ -223,6 +244,7 @@ def _layers(
     """A layer for each map; the profile of `reading` is asked for statistics only."""
 
     def layer(at: int, weights: AttentionMap) -> Layer:
+        """The layer at an index; its weights are computed when a panel asks for them."""
         return Layer(
             numbers[at],
             weights.shape[1],
@@ -236,7 +258,10 @@ def _layers(
 
 
 def _sides(tokens: Any, named: Any, I: int, J: int) -> tuple[list[str], list[str]]:
-    """The tokens of queries and keys, as texts; their positions without tokens."""
+    """The tokens of queries and keys, as texts; their positions without tokens.
+
+    `named` is None without tokens. Fewer queries than keys are the last ones, as after a cache.
+    """
     if named is None:
         return [str(i + max(J - I, 0)) for i in range(I)], [str(j) for j in range(J)]
     sides = token_lists(tokens)
@@ -244,7 +269,7 @@ def _sides(tokens: Any, named: Any, I: int, J: int) -> tuple[list[str], list[str
 
 
 def _dense_layer(source: Any, tokens: Any) -> Material:
-    """The one layer of an array of weights."""
+    """The one layer of an array of weights. It has no statistics, because they need a map."""
     shown = chosen_panels("figure", source, tokens, None, 0)
     queries, keys = _sides(tokens, shown.queries, *shown.shape)
     layer = Layer(
@@ -257,6 +282,7 @@ def _dense_layer(source: Any, tokens: Any) -> Material:
 
 
 def _cells(weights: AttentionMap | Tensor, head: int | str, largest: int) -> np.ndarray[Any, Any]:
+    """The weights of one head, or of the "mean", pooled to at most `largest` cells per side."""
     of_head: Any = "mean" if head == "mean" else int(head)
     return _numpy(chosen_panels("figure", weights, None, of_head, 0, largest).cells[0])
 
@@ -266,7 +292,10 @@ def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def _query(query: int | str | None, tokens: Sequence[str], special: Set[int]) -> int:
-    """The position of the query whose row is drawn."""
+    """The position of the query whose row is drawn: a number or a word that is checked, by default "it".
+
+    Words are compared without the marks of tokenizers. Without "it" the middle one of the ordinary tokens is taken.
+    """
     words = [token.removeprefix("##").lstrip("Ġ▁").strip() for token in tokens]
     if isinstance(query, int):
         if query >= len(tokens):
@@ -284,7 +313,11 @@ def _query(query: int | str | None, tokens: Sequence[str], special: Set[int]) ->
 def _head(
     layers: Sequence[Layer], number: int | None, head: Any, query: int, aside: set[int], is_cross: bool
 ) -> tuple[int, int | str]:
-    """The index of the layer, and the head: those with the largest weight from the query to a notable key."""
+    """The index of the layer, and the head: those with the largest weight from the query to a notable key.
+
+    `number` and `head` fix one of them or both. Not notable are the keys in `aside`, and in self-attention the word
+    itself and its neighbors, which many heads attend to in any text.
+    """
     numbers = [layer.number for layer in layers]
     if number is not None and number not in numbers:
         raise RegardError(f"figure(layer={number}): the layers are {', '.join(map(str, numbers))}.")

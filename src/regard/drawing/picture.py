@@ -86,7 +86,10 @@ def heatmap(
 def draw_panels(
     shown: Panels, title: str | Sequence[str], colors: CellColors, axes: Any = None, colorbar: bool = True
 ) -> Figure:
-    """A figure of all panels, or the panels on the axes of a figure of the caller."""
+    """A figure of all panels, or the panels on the axes of a figure of the caller.
+
+    `title` is one text or one for each panel, `axes` are those of matplotlib.
+    """
     titles, of_all = panel_titles(title, shown.names)
     if axes is not None:
         return _on_axes(shown, colors, axes, titles, colorbar)
@@ -113,10 +116,13 @@ def _is_boolean(weights: Any) -> bool:
 
 
 def _shown(weights: Any, tokens: Any, head: Heads, batch: int, kind: Kind) -> Panels:
-    """The panels of a figure. Only maps of weights are pooled."""
+    """The panels of a figure, with checked cells. Only maps of weights are pooled.
+
+    One list of tokens of a table of positions names its rows; its columns are channels, with their numbers.
+    """
     if kind == "position" and tokens is not None and len(token_lists(tokens)) == 1:
         num_channels = as_weights("heatmap", weights).shape[3]
-        tokens = tokens, [*map(str, range(num_channels))]  # names of positions
+        tokens = tokens, [*map(str, range(num_channels))]
     shown = panels("heatmap", weights, tokens, head, batch, LARGEST if kind == "weight" else None)
     names = ("position", "channel") if kind == "position" else shown.axes
     return replace(shown, cells=checked_cells(shown.cells, kind, shown.is_signed), axes=names)
@@ -145,6 +151,7 @@ class PanelGrid:
 
     @staticmethod
     def of(shown: Panels) -> PanelGrid:
+        """The most square grid, with the largest cells that fit into the space for one or several panels."""
         count, (I, J) = len(shown.cells), shown.shape
         cols = math.ceil(math.sqrt(count))
         rows = math.ceil(count / cols)
@@ -153,11 +160,12 @@ class PanelGrid:
 
     @property
     def label_size(self) -> float:
-        """In points."""
+        """The size of the letters of tokens in points, so that a line of them fits beside a cell."""
         return min(10.0, 58 * self.cell)
 
     @property
     def number_size(self) -> float:
+        """The size of numbers in cells in points, so that four characters (0.25) fit into one."""
         return min(9.0, 23 * self.cell)
 
     def figure_size(self, shown: Panels) -> tuple[float, float]:
@@ -170,7 +178,11 @@ class PanelGrid:
 
 
 def canvas(operation: str) -> ModuleType:
-    """The module that draws. matplotlib is optional, so it is imported at the first figure."""
+    """The module `regard.drawing.canvas`. It imports matplotlib, which is optional, so it is loaded at the first
+    figure.
+
+    `operation` is the name of the function in the error that asks for matplotlib.
+    """
     try:
         return import_module("regard.drawing.canvas")
     except ModuleNotFoundError:
@@ -178,7 +190,9 @@ def canvas(operation: str) -> ModuleType:
 
 
 def _draw(axes: Any, shown: Panels, number: int, layout: PanelGrid, colors: CellColors) -> Any:
-    """One panel and its numbers."""
+    """Draw one panel, with numbers in its cells if they are large enough and not pooled; returns the image of
+    matplotlib.
+    """
     image = colors.draw(axes, shown.cells[number], shown.shape)
     if layout.cell >= NUMBERED_CELL and tuple(shown.cells.shape[1:]) == shown.shape:
         colors.write_numbers(axes, image, shown.cells[number], layout.number_size)
@@ -186,7 +200,10 @@ def _draw(axes: Any, shown: Panels, number: int, layout: PanelGrid, colors: Cell
 
 
 def name_tokens(axis: Any, labels: list[str], size: float, cell: float = 0.0) -> None:
-    """Tokens as labels of an axis, as text and never as formulas; turned below columns that are too narrow for them."""
+    """Tokens as labels of an axis, as text and never as formulas; turned below columns that are too narrow for them.
+
+    `size` is that of the letters in points, `cell` the width of a column in inches.
+    """
     widest = EM * max(map(len, labels)) * size
     turned = {"rotation": 90} if axis.axis_name == "x" and widest > cell else {}
     axis.set_ticks(

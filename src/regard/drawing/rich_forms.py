@@ -37,11 +37,14 @@ LENGTHS, SUGGESTED = (16, 64, 256, 1024), 12
 LONGEST = 1 << 20
 #: Pixels: the side of a map where there are many, the side where there are at most FEW, and the space between two.
 SIDE, LARGE, FEW, GAP = 72, 144, 4, 6
+#: The first bytes of every PNG file.
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
 class Panel(NamedTuple):
-    """Places on the scale, from 0 to 1, and where the panel stands."""
+    """One picture of cells: their places (rows, columns) on the scale, from 0 to 1, and where it stands in the grid of
+    panels.
+    """
 
     places: Tensor
     row: int
@@ -63,6 +66,10 @@ def maps_svg(maps: Mapping[str, AttentionMap], title: str) -> str | None:
 
 
 def _panels(weights: AttentionMap, row: int) -> list[Panel]:
+    """A panel for each head of one map, in one row: the first text, the first heads and tokens.
+
+    Places are square roots, as on the page. Weights with signs are |weight|, relative to the largest of the head.
+    """
     B, H, I, J = weights.shape
     if 0 in (B, H, I, J):
         return []
@@ -73,6 +80,7 @@ def _panels(weights: AttentionMap, row: int) -> list[Panel]:
 
 
 def _left_out(maps: Mapping[str, AttentionMap]) -> list[str]:
+    """What the picture of some maps does not show, as parts of its caption."""
     shapes = [weights.shape for weights in list(maps.values())[:LAYERS]]
     B, H, I, J = (max(sizes) for sizes in zip(*shapes, strict=True))
     counts = ((len(maps), LAYERS, "layers"), (B, 1, "texts"), (H, HEADS, "heads"))
@@ -95,7 +103,11 @@ def mask_svg(mask: Mask) -> str | None:
 
 
 def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
-    """The pairs at the first lengths that show more than `causal`, else at the first lengths that the mask accepts."""
+    """The pairs (at most 64 x 64), the number of queries and of keys for which a mask is shown.
+
+    These are the first lengths that show more than `causal`, else the first that the mask accepts; None if there are
+    none.
+    """
     first = None
     for I, J in _lengths(mask):
         cells = _allowed(mask, I, J)
@@ -108,7 +120,11 @@ def _best_sample(mask: Mask) -> tuple[Tensor, int, int] | None:
 
 
 def _lengths(mask: Mask) -> Iterator[tuple[int, int]]:
-    """Numbers of queries and keys that a mask may be for: its greatest length, the usual ones, others of its data."""
+    """Numbers of queries and keys that a mask may be for, the most likely first, some of them twice.
+
+    In this order: the greatest length that the mask accepts, if its data have it; the usual lengths; other lengths of
+    its data; two different ones. Sums of two sizes are tried too, because a mask may hold the sizes of two parts.
+    """
     sizes = sorted(n for n in _sizes(mask) if 0 < n <= LONGEST)[-SUGGESTED:]
     own = sorted({n for n in (*sizes, *map(sum, combinations(sizes, 2))) if n <= LONGEST}, reverse=True)
     yield from ((n, n) for n in own if not _accepts(mask, n + 1, n + 1))
@@ -132,7 +148,10 @@ def _sizes(value: object) -> set[int]:
 
 
 def _allowed(mask: Mask, I: int, J: int) -> Tensor | None:
-    """Pairs of queries and keys, spread evenly, of the first text and head; None if the mask is for other lengths."""
+    """Pairs of queries and keys as 0 and 1, spread evenly, of the first text and head.
+
+    None if the mask is for other lengths. Fewer queries than keys are the last ones.
+    """
     if not _accepts(mask, I, J):
         return None
     positions, (B, H) = Positions.aligned_to_end(I, J), mask.own_sizes()
@@ -143,6 +162,7 @@ def _allowed(mask: Mask, I: int, J: int) -> Tensor | None:
 
 
 def _accepts(mask: Mask, I: int, J: int) -> bool:
+    """Whether a mask may be used for I queries and J keys, and as many batch entries and heads as it has itself."""
     B, H = mask.own_sizes()
     try:
         mask.check(Sizes(B or 1, H or 1, H or 1, I, J, 1, 1), Positions.aligned_to_end(I, J))
@@ -152,6 +172,7 @@ def _accepts(mask: Mask, I: int, J: int) -> bool:
 
 
 def _says_more(cells: Tensor, I: int, J: int) -> bool:
+    """Whether the shown pairs are neither all pairs nor those of a causal mask."""
     rows, columns = _sample(I, J)
     is_causal = bool(((rows[:, None] + J - I >= columns) == cells.bool()).all())
     return not (is_causal or bool(cells.all()))
@@ -169,7 +190,10 @@ def _counted(I: int, J: int) -> str:
 
 
 def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
-    """The panels on a light ground, with the names of the rows, the numbers of the columns and a caption."""
+    """The panels on a light ground, with the names of the rows, the numbers of the columns and a caption, `said`.
+
+    Characters that XML forbids become "?". A letter is taken to be 6 pixels wide, because nothing measures text here.
+    """
     left = 8 + 6 * max(len(name) for name in names)
     rows, columns = (1 + max(getattr(panel, name) for panel in panels) for name in ("row", "column"))
     side = LARGE if len(panels) <= FEW else SIDE
@@ -198,10 +222,12 @@ def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
 
 
 def _write(text: str, x: float, y: float, anchor: str = "start") -> str:
+    """A text of an SVG."""
     return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def _lines(text: str, room: int) -> list[str]:
+    """A text as lines of at most `room` characters; a longer word is a line of its own."""
     lines = [""]
     for word in text.split():
         if lines[-1] and len(lines[-1]) + 1 + len(word) > room:

@@ -42,7 +42,9 @@ def show(
 
 
 def _layers(attentions: Any) -> Sequence[Any]:
-    """The weights of each layer: the items of a list, of a generator, of a stack, or of what transformers returns."""
+    """The weights of each layer: the items of a list, a tuple, an iterator or a dict, of a stack, or of an output of
+    transformers. A layer may be None.
+    """
     if hasattr(attentions, "cross_attentions") and not hasattr(attentions, "attentions"):
         raise RegardError(
             "show: this model has an encoder and a decoder. Show one of .encoder_attentions, .decoder_attentions and "

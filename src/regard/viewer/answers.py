@@ -42,7 +42,10 @@ class NoAnswer(Exception):
 
 
 class Answers:
-    """Answers the paths above with bytes, for the texts of `sheets` and those that a reader types for `model`."""
+    """Answers the paths above with bytes, for the texts of `sheets` and those that a reader types for `model`.
+
+    Typed texts have the numbers after those of `sheets`. Parts of a path are texts, which `number` checks.
+    """
 
     def __init__(self, sheets: list[Sheet], model: LiveModel | None = None, story: Story | None = None) -> None:
         self.sheets, self.model, self.story, self.typed = sheets, model, story, TypedTexts(len(sheets))
@@ -92,6 +95,11 @@ class Answers:
         return common if self.model is None else common | {"typed": self.typed.titles(), "live_model": self.model.about}
 
     def _tile(self, text: str, layer: str, head: str, level: str, row: str, col: str, pool: str) -> bytes:
+        """The mean or the largest weight of each cell of a tile, as bytes: float32 at level 0, where cells are weights.
+
+        From level `base_level` on, cells come from those that the sheet of a long text has (`Sheet.ready`); below it,
+        and for short texts, from the weights. Without such cells the levels above `QUICK` would need too many weights.
+        """
         weights, ready = self._layer(text, layer)
         _, H, I, J = weights.shape
         h, n = number(head, H, "head"), number(level, levels(I, J), "level")
@@ -111,6 +119,7 @@ class Answers:
         return raw(values.half() if n else values)
 
     def _window(self, text: str, layer: str, corner: tuple[str, str], size: tuple[str, str]) -> bytes:
+        """The weights of a part of all maps of a layer, as bytes. `corner` is (query, key), `size` (rows, columns)."""
         weights, _ = self._layer(text, layer)
         i, j = (
             number(part, n, name) for part, n, name in zip(corner, weights.shape[2:], ("query", "key"), strict=True)
@@ -119,6 +128,7 @@ class Answers:
         return raw(weights.tile(0, rows=slice(i, i + rows), cols=slice(j, j + cols))[0].float())
 
     def _pair(self, text: str, layer: str, head: str, query: str, key: str) -> bytes:
+        """The scaled query c q_i and the key k_j of one pair, as bytes. Query heads may share a key head."""
         weights, _ = self._layer(text, layer)
         if not is_dot(weights):
             raise NoAnswer("the scores of this attention are not plain dot products")
@@ -129,22 +139,29 @@ class Answers:
         return raw(torch.stack([q[h, number(query, I, "query")], k[key_head, number(key, J, "key")]]))
 
     def _sheet(self, text: str) -> Sheet:
+        """The sheet of a text by its number; typed texts are kept for a time only."""
         typed = number(text, 10**9, "text")
         if self.typed.dropped(typed):
             raise NoAnswer("this text is not kept any more. Type it again.")
         return self.typed.get(typed) or self.sheets[number(text, len(self.sheets), "text")]
 
     def _layer(self, text: str, layer: str) -> tuple[AttentionMap, tuple[Tensor, Tensor] | None]:
+        """The map of a layer, and its precomputed cells (mean, largest); None for a text without them."""
         sheet = self._sheet(text)
         index = number(layer, len(sheet.maps), "layer")
         return sheet.maps[index], sheet.ready[index] if index < len(sheet.ready) else None
 
 
 def cells_of_tile(weights: AttentionMap, head: int, place: tuple[int, int], size: int) -> tuple[Tensor, Tensor]:
-    """The sums and the largest weights of the cells of a tile, from strips of at most `STRIP` weights."""
+    """The sums and the largest weights of the cells of a tile, at most 128 x 128, from strips of at most `STRIP`
+    weights.
+
+    `place` is the (row, column) of the tile, `size` the number of weights per side of a cell.
+    """
     side = TILE * size
     first, last = place[0] * side, min((place[0] + 1) * side, weights.shape[2])
     cols, step = slice(place[1] * side, (place[1] + 1) * side), max(1, STRIP // (side * size)) * size
+    # `step` is a multiple of `size`, so no cell is in two strips
     strips = (slice(start, min(start + step, last)) for start in range(first, last, step))
     parts = [cells(weights.tile(0, head, rows, cols)[0, 0].float(), size) for rows in strips]
     sums, greatest = (torch.cat(part) for part in zip(*parts, strict=True))

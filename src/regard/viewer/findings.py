@@ -24,11 +24,14 @@ from regard.stats.warnings import COMMON_TARGETS, COPY
 
 #: The kinds of parts of a sentence.
 PLAIN, TOKEN, HEAD = "", "token", "head"
+#: A part of a sentence: [text, kind]. The page shows tokens and heads in other styles.
 Part = list[str]
 
 
 def token(reading: TextReading, at: int, query: bool = False) -> list[Part]:
-    """A token, with its index if the text has it several times."""
+    """A token as parts of a sentence, with its index if the text has it several times. `query`: of the queries, not the
+    keys.
+    """
     tokens = reading.profile.query_tokens if query else reading.profile.tokens
     part = [tokens[at], TOKEN]
     return [part] if tokens.count(tokens[at]) < 2 else [part, [f" (token {at})", PLAIN]]
@@ -61,6 +64,7 @@ def short_name(layer: LayerProfile, head: int) -> str:
 
 
 def _is_path(layer: LayerProfile) -> bool:
+    """Whether the name of a layer is a module path, a long text or its number, so that it is not shown as a name."""
     return "." in layer.name or len(layer.name) >= 40 or layer.name == str(layer.number)
 
 
@@ -133,6 +137,7 @@ def _heading(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any]:
 
 
 def _clause(reading: TextReading, link: dict[str, Any]) -> list[Part]:
+    """A part of the heading: the key of a link, its weight, and where it is."""
     layer = reading.profile.layers[link["layer"]]
     place = f"{layer_name(layer)}, head {link['head']}"
     return [*token(reading, link["key"]), [f", {percent(link['weight'])} in ", PLAIN], [place, HEAD]]
@@ -161,7 +166,10 @@ def whole_words(profile: ModelProfile) -> list[int]:
 
 
 def _is_whole(profile: ModelProfile, at: int) -> bool:
-    """Whether a token is a word of its own, and no piece of one."""
+    """Whether a token is a word of its own, and no piece of one.
+
+    WordPiece marks the pieces after the first by ##. Tokens of other tokenizers count as whole.
+    """
     return not any(text.startswith("##") for text in profile.query_tokens[at : at + 2])
 
 
@@ -172,14 +180,18 @@ def other_link(reading: TextReading, lead: dict[str, Any]) -> dict[str, Any] | N
 
 
 def _strongest(profile: ModelProfile, queries: Sequence[int], without: int = -1) -> tuple[int, int, Link] | None:
-    """The index of the layer, the head and the strongest link of some queries, among the links of the profile."""
+    """The index of the layer, the head and the strongest link of some queries, among the links of the profile.
+
+    The key `without` is left out (-1: none), and in self-attention every link that its position explains. None if there
+    is no link.
+    """
     if not queries:
         return None
     allowed = is_shown(profile, without)
     best = None
     for index, layer in enumerate(profile.layers):
         for head, link in links_of_layer(layer, queries, allowed):
-            if link.weight <= (best[2].weight if best else 0.0):
+            if link.weight <= (best[2].weight if best else 0.0):  # the links of a layer come with falling weights
                 break
             if not (profile.is_self_attention and is_positional(layer, head, link)):
                 best = index, head, link
@@ -199,6 +211,10 @@ def is_positional(layer: LayerProfile, head: int, link: Link) -> bool:
 
 
 def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[str, Any]:
+    """A link as JSON: its place, its weight, the `NUM_ARCS` strongest keys of its query, and a sentence.
+
+    `index` is that of the layer in the profile.
+    """
     layer = reading.profile.layers[index]
     row = list(reading.maps.values())[index][0, head, link.query].cpu()
     weight = float(row[link.key])
@@ -210,6 +226,7 @@ def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[
 
 
 def _sentence(reading: TextReading, place: str, link: Link, weight: float, of: str) -> list[Part]:
+    """The sentence of a link, in parts. `place` names the head; `of` is what the weight is a share of."""
     return [
         ["In ", PLAIN],
         [place, HEAD],
@@ -330,6 +347,7 @@ def position_role(reading: TextReading) -> Iterator[Card]:
 def _role(
     reading: TextReading, kinds: frozenset[str] | tuple[str, ...], excess: Callable[[Role], float]
 ) -> Iterator[Card]:
+    """The card of the role of these `kinds` with the largest `excess`; nothing if no head has one."""
     named = [role for role in (reading.roles.labeled if reading.roles else []) if role.kind in kinds]
     if not named:
         return
@@ -355,6 +373,7 @@ def _control(role: Role) -> str:
 
 
 def _target(role: Role) -> str:
+    """What a head with this role attends to, in words."""
     if role.offset is None:
         return KINDS[role.kind]
     side = "before" if role.offset < 0 else "after"
@@ -362,12 +381,16 @@ def _target(role: Role) -> str:
 
 
 def _share_sentence(reading: TextReading, head: HeadValue, target: str) -> list[Part]:
+    """The sentence that a head puts a share (its value) of its weight on a target."""
     of = weight_of(reading.profile.layers[_at(reading, head)[0]])
     return [[_name(reading, head), HEAD], [f" puts {percent(head.value)} of its {of} on {target}.", PLAIN]]
 
 
 def nearby(reading: TextReading) -> Iterator[Card]:
-    """The head with most weight on a nearby token, where no roles were computed."""
+    """The head with most weight on a nearby token, where no roles were computed.
+
+    It must have more of it than a role needs, and more than equal weights would give.
+    """
     profile = reading.profile
     if reading.roles is not None or profile.query_tokens != profile.tokens or len(profile.tokens) < 3:
         return
@@ -414,8 +437,11 @@ def sink(reading: TextReading) -> Iterator[Card]:
 
 
 def _received(profile: ModelProfile) -> tuple[torch.Tensor, float, bool]:
-    """The share of all weight that each key receives, the most that equal weights could give to a key, and whether
+    """The share of all weight that each key receives (J,), the most that equal weights could give to a key, and whether
     they would give that to every key.
+
+    A query that may attend to n keys gives 1 / n to each; `layer.allowed` (H, I) are these n. No key gets more than the
+    mean of 1 / n over all queries.
     """
     num_heads = sum(layer.num_heads for layer in profile.layers)
     num_queries = len(profile.query_tokens)
@@ -497,21 +523,23 @@ def focused(reading: TextReading) -> Iterator[Card]:
 
 
 def _tokens(count: float) -> str:
-    """An effective number of tokens as words, in whole tokens from 10 on."""
+    """An effective number of tokens in words, in whole tokens from 10 on: "2.5 tokens", "1 token"."""
     number = f"{count:.0f}" if count >= 10 else f"{count:.1f}".removesuffix(".0")
     return f"{number} token{'' if number == '1' else 's'}"
 
 
 def _name(reading: TextReading, head: HeadValue) -> str:
+    """The short name of a head."""
     return short_name(reading.profile.layers[_at(reading, head)[0]], head.head)
 
 
 def _at(reading: TextReading, head: HeadValue) -> list[int]:
-    """The index of the layer in the list of layers, and the head."""
+    """[the index of the layer in the profile, the head]. A `HeadValue` has the number of the layer in the model."""
     return [[layer.number for layer in reading.profile.layers].index(head.layer), head.head]
 
 
 def _place(reading: TextReading, head: HeadValue) -> dict[str, int]:
+    """The layer (its index) and the head, as names of the state of the page."""
     layer, number = _at(reading, head)
     return {"layer": layer, "head": number}
 

@@ -83,18 +83,21 @@ def text_model(reader: TextReader) -> LiveModel:
         def answer(request: LiveRequest, check: Check) -> list[Sheet]:
             check_length(len(reader.tokenizer(request.text, verbose=False)["input_ids"]), most)
             with stoppable(reader.model, check):
+                # `check` returns None; it is called once for each map
                 made = sheets(request, lambda weights: check() or page_reductions(weights))
                 return [written(sheet, request.text) for sheet in made]
 
         return answer
 
     def attributed(request: LiveRequest, also: Also) -> list[Sheet]:
+        """The links of the prediction that the request asks about."""
         method, target = request.attribute or ("", None)
         inputs = reader.tokenize(request.text, None)
         found = attribute(reader.model, inputs, target, method, tokenizer=reader.tokenizer)
         return [attribution_sheet(reader, request.text, found, also)]
 
     def generated(request: LiveRequest, also: Also) -> list[Sheet]:
+        """The text as the model continues it."""
         return generation_sheets(read_generation(reader, request.text, request.generate, also=also))
 
     read = answering(lambda request, also: [Sheet.of(reader.read(request.text, also=also).reading)])
@@ -228,6 +231,7 @@ def faithfulness_charts(test: FaithfulnessCurves) -> list[dict[str, Any]]:
 
 
 def _points(counts: Sequence[int], *values: Tensor) -> list[list[float]]:
+    """[x, y, ...] for each count, from tensors (counts,): the form of a chart of the page."""
     return [list(point) for point in zip(counts, *(each.tolist() for each in values), strict=True)]
 
 
@@ -253,6 +257,7 @@ def edit_in_words(short: str, tokens: Sequence[str]) -> str:
     found = EDIT.fullmatch(short)
     if found is None or found[2] is None:
         return short
+    # the groups of `EDIT` are the heads, the query and the key
     query, key = ("all" if part == "*" else tokens[int(part[1:])] for part in (found[2], found[3]))
     if (found[1], found[2]) == ("*", "*"):
         return f"{key} in every head"

@@ -79,6 +79,7 @@ def live_request(body: bytes, questions: Collection[str] = ()) -> LiveRequest:
 
 
 def _text(typed: str) -> str:
+    """A typed text in one line, with at most `CHARACTERS` characters. What UTF-8 cannot hold becomes "?"."""
     text = " ".join(typed.replace("\0", " ").encode("utf-8", "replace").decode().split())
     if not text:
         raise RegardError("The text is empty. Type at least one word.")
@@ -88,6 +89,7 @@ def _text(typed: str) -> str:
 
 
 def _edits(given: Any) -> tuple[str, ...]:
+    """The edits, each once, if every one is a short form."""
     if not isinstance(given, list) or not given:
         raise RegardError('The edits must be a list, such as ["L5.H3: #9 -> #2"].')
     if len(given) > EDITS:
@@ -102,12 +104,14 @@ def _edits(given: Any) -> tuple[str, ...]:
 
 
 def _steps(given: Any) -> int:
+    """The number of tokens by which the model continues the text."""
     if not isinstance(given, int) or isinstance(given, bool) or not 1 <= given <= STEPS:
         raise RegardError(f"A model continues a text by 1 to {STEPS} tokens; got {str(given)[:20]}.")
     return given
 
 
 def _attribution(given: Any) -> tuple[str, str | None]:
+    """The method and the token to explain; None stands for the model's own prediction."""
     if not isinstance(given, dict) or set(given) != {"method", "target"} or not isinstance(given["method"], str):
         raise RegardError(f'An attribution must have the form {{"method": "{METHODS[0]}", "target": null or a token}}.')
     if given["method"] not in METHODS:
@@ -120,7 +124,7 @@ def _attribution(given: Any) -> tuple[str, str | None]:
     return given["method"], target
 
 
-#: Question -> the function that reads its field.
+#: Question -> the function that checks the value of its field; it gives the value of this field of a `LiveRequest`.
 READ = {"edits": _edits, "generate": _steps, "attribute": _attribution}
 
 
@@ -173,4 +177,5 @@ class TypedTexts:
         return self._first <= number < self._next and number not in self._sheets
 
     def _bytes(self) -> int:
+        """The bytes of the maps of all kept texts."""
         return sum(exact_bytes(weights) for sheet in self._sheets.values() for weights in sheet.maps)

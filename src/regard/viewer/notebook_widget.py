@@ -31,7 +31,11 @@ PICTURED = 1 << 26
 
 
 class Regard(anywidget.AnyWidget):
-    """Shows every head of some texts."""
+    """The widget: a page that shows every head of some texts.
+
+    `data` is the JSON of the page: all maps, or for long texts {"live": true}, with which the page asks for parts of
+    them. Its questions are the paths of `Answers`.
+    """
 
     _esm = bundle("page.js")
     _css = bundle("page.css")

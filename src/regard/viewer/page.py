@@ -85,7 +85,10 @@ def payload(sheets: list[Sheet], story: Story | None = None) -> dict[str, Any]:
 
 
 def html(data: str, from_: str = "'none'", program: str = "page.js") -> str:
-    """The page with its data as JSON. `from_` is the source that it may request more data from (connect-src)."""
+    """The page as HTML, with its data as JSON.
+
+    `from_` is the source that it may request more data from (connect-src), `program` the script of `static/` that runs.
+    """
     script = bundle(program)
     digest = hashlib.sha256(script.encode()).digest()
     policy = POLICY.format(hash=base64.b64encode(digest).decode(), from_=from_)
@@ -94,7 +97,10 @@ def html(data: str, from_: str = "'none'", program: str = "page.js") -> str:
 
 
 def embed(data: Any) -> str:
-    """JSON without characters that could end the HTML element around it."""
+    """JSON that may stand in a page.
+
+    Characters that could end the HTML element around it are escaped. NaN raises a ValueError.
+    """
     escapes = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
     return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(escapes)
 
@@ -112,10 +118,14 @@ FEWEST = 48
 
 
 def embedded(sheets: list[Sheet], budget: int = MAP_BYTES) -> list[list[dict[str, Any]]]:
-    """The maps of every layer of every text. Short texts take the bytes they need; long texts share the rest."""
+    """The maps of every layer of every text, as JSON.
+
+    Short texts take the bytes they need; long texts share what is left of the `budget`.
+    """
     maps: dict[int, list[dict[str, Any]]] = {}
     by_size = sorted(range(len(sheets)), key=lambda number: math.prod(sheets[number].maps[0].shape))
     for rank, number in enumerate(by_size):
+        # an equal share for each text that follows; base64 writes 3 bytes as 4
         share = budget // (len(sheets) - rank) * 3 // 4
         maps[number] = _maps(sheets[number].maps, share)
         budget -= sum(len(text) for layer in maps[number] for text in layer.values() if isinstance(text, str))
@@ -141,6 +151,7 @@ def exact_bytes(weights: AttentionMap, dtype: torch.dtype = torch.float32) -> in
 
 
 def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
+    """A map as JSON from which the page computes every weight: queries, keys and row statistics, or all weights."""
     if not is_dot(weights):
         return {"form": "weights", "weights": encode(weights.dense()[0].float())}
     query, key, row_statistic = dot_tensors(weights)
@@ -151,6 +162,7 @@ def _exact(weights: AttentionMap, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _bits(allowed: Tensor, shape: tuple[int, int, int, int]) -> str:
+    """The mask of the first text and head, a bit for each pair of `shape`, row by row, as base64."""
     plane = allowed[:1, :1].expand(1, 1, *shape[2:])[0, 0].cpu().numpy()
     return encode(torch.from_numpy(np.packbits(plane, axis=None, bitorder="little")))
 

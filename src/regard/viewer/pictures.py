@@ -30,7 +30,9 @@ if TYPE_CHECKING:
 
 #: The longest side of one image of the page, and of a frame of a video, in pixels.
 LONGEST, FRAME = 768, 320
+#: The quality of a JPEG, of 100.
 QUALITY = 88
+#: What an image may be, for errors.
 RULE = (
     "An image is a PIL image, an array (height, width, 3) or (height, width), or a tensor that may also be "
     "(3, height, width), with values 0 to 255, or 0 to 1 if they are floats."
@@ -59,6 +61,10 @@ def as_bytes(image: Any) -> np.ndarray:
 
 
 def _to_bytes(array: np.ndarray, image: Any) -> np.ndarray:
+    """The values of an image (height, width, 3) as bytes 0 to 255. `image` is what the user gave.
+
+    Values of at most 1 are shares, unless they are those of a tensor of integers.
+    """
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     low, high = float(array.min()), float(array.max())
@@ -129,6 +135,10 @@ def picture(grids: Sequence[PatchGrid], images: Sequence[np.ndarray]) -> dict[st
 
 
 def _panel(grid: PatchGrid, frame: int, array: np.ndarray, longest: int) -> dict[str, Any]:
+    """One frame of a grid with its image as JSON: rows, columns, size in pixels, and the token of its first patch.
+
+    If its patches are not consecutive tokens, the panel has the token of each.
+    """
     size = grid.rows * grid.columns
     tokens = list(grid.places[frame * size : (frame + 1) * size])
     panel = {"rows": grid.rows, "columns": grid.columns, "width": array.shape[1], "height": array.shape[0]}
@@ -139,6 +149,7 @@ def _panel(grid: PatchGrid, frame: int, array: np.ndarray, longest: int) -> dict
 def sound(features: Tensor, num_keys: int) -> dict[str, Any]:
     """The picture of a sound: the spectrogram (bins, frames), with `num_keys` tokens along the time."""
     bins, frames = features.shape
+    # a pixel for each frame of a long sound, up to twice the width of a photo
     image = data_url(spectrogram(features), max(LONGEST, min(frames, 2 * LONGEST)), lossless=True)
     panel = {"rows": 1, "columns": num_keys, "width": frames, "height": bins, "image": image, "start": 0}
     return {"kind": "sound", "panels": [panel], "seconds": MEL_SECONDS * frames / num_keys}
@@ -157,6 +168,12 @@ def images_of(inputs: ModelInputs, grids: Sequence[PatchGrid], given: Any, batch
 
 
 def _read(inputs: ModelInputs, grids: Sequence[PatchGrid], batch: int) -> list[np.ndarray]:
+    """The images that the model read, stretched to bytes.
+
+    A tensor of pixels has one of three shapes: packed patches (patches, values); images (N, channels, height, width);
+    or the images or frames of each batch entry (B, N, channels, height, width). In the second form N are the images of
+    one text, or one for each batch entry.
+    """
     for name in ("pixel_values", "pixel_values_videos"):
         pixels = inputs.get(name)
         if pixels is None:
@@ -172,7 +189,10 @@ def _read(inputs: ModelInputs, grids: Sequence[PatchGrid], batch: int) -> list[n
 
 
 def _unpacked(inputs: ModelInputs, name: str, pixels: Tensor) -> list[np.ndarray]:
-    """The images of Qwen-VL, whose patches stand in rows: (patches, channels x time x height x width)."""
+    """The images of Qwen-VL, whose patches stand in rows: (patches, channels x time x height x width).
+
+    Patches are in blocks of merge x merge, which become one token. Of the frames of a patch the first is taken.
+    """
     config = vision_config(inputs.config)
     thw = inputs.get("image_grid_thw" if name == "pixel_values" else "video_grid_thw")
     merge, size, time = config.spatial_merge_size, config.patch_size, config.temporal_patch_size
@@ -193,7 +213,10 @@ SOUNDS = {"encoder": "Sound", "decoder": "Text", "cross": "Text to sound"}
 
 @dataclass(eq=False)
 class _Group:
-    """Maps of one size in one part of the model, by module path."""
+    """Maps of one size in one part of the model, by module path. They are one text of the page.
+
+    `batch` is the batch entry to show.
+    """
 
     part: str
     num_queries: int
@@ -203,12 +226,13 @@ class _Group:
 
     @property
     def name(self) -> str:
+        """The path of the first module."""
         return next(iter(self.maps))
 
 
 @dataclass(frozen=True, eq=False)
 class _Request:
-    """What `picture_sheets` was asked for."""
+    """What `picture_sheets` was asked for: its arguments, and the name of the model."""
 
     tokens: Sequence[str] | None
     targets: Sequence[str] | None
@@ -290,6 +314,7 @@ def _titled(sheet: Sheet) -> Sheet:
 
 
 def _checked_grid(grid: Any) -> tuple[int, int] | PatchGrid | None:
+    """The grid as a `PatchGrid` or (rows, columns); None if the user gave none."""
     is_pair = isinstance(grid, tuple | list) and len(grid) == 2
     if grid is None or isinstance(grid, PatchGrid):
         return grid
@@ -301,7 +326,10 @@ def _checked_grid(grid: Any) -> tuple[int, int] | PatchGrid | None:
 
 
 def _groups(seen: WatchedAttention, request: _Request) -> list[_Group]:
-    """The maps of a model by part and size, for example a vision tower and a text that contains its patches."""
+    """The maps of a model by part and size, for example a vision tower and a text that contains its patches.
+
+    Maps of windows (Swin) become maps of the whole image, of one batch entry.
+    """
     groups: dict[tuple[bool, str, int, int], _Group] = {}
     for part in TITLES:
         for name in getattr(seen, part).names:
@@ -345,6 +373,7 @@ def _pictured(inputs: ModelInputs, group: _Group, request: _Request) -> _Picture
 
 
 def _has_text(inputs: ModelInputs, group: _Group) -> bool:
+    """Whether the keys of a group are a text that contains patches, not patches alone."""
     ids = inputs.get("input_ids")
     return ids is not None and group.num_keys >= ids.shape[1] and not is_vision(group.name)
 
@@ -369,9 +398,11 @@ def _base_tokens(inputs: ModelInputs, group: _Group, request: _Request) -> list[
 
 
 def _sheet(group: _Group, pictured: _Pictured, request: _Request, is_sound: bool) -> Sheet:
+    """The sheet of a group, with the picture under its weights if there is one."""
     queries = _queries(group, request)
     title = (SOUNDS if is_sound else TITLES)[group.part]
     if not is_sound and group.part != "cross":
+        # special tokens are set for patches alone, so a text without them has words too
         title = TITLES["decoder" if pictured.special is None else "encoder"]
     reading = TextReading.of(
         title if pictured.picture else "Text", group.maps, pictured.tokens, pictured.special, queries=queries,
@@ -404,7 +435,10 @@ def _queries(group: _Group, request: _Request) -> list[str] | None:
 
 
 def _start(reading: TextReading, pictured: _Pictured, group: _Group) -> dict[str, Any]:
-    """The first view: the picture, in the last layer, in the head that attends most to one patch."""
+    """The first view: the picture, in the last layer, in the head that attends most to one patch.
+
+    The query is that of `pictured`, or the last one, from which a text goes on.
+    """
     query = min(group.num_queries - 1 if pictured.query is None else pictured.query, group.num_queries - 1)
     assert pictured.picture is not None
     places = [place for panel in pictured.picture["panels"] for place in places_of(panel)]

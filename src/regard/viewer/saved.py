@@ -38,6 +38,7 @@ from regard.viewer.page import embed, write_page
 from regard.viewer.sheet import OFFSETS, Sheet, base_level, sheets_of
 from regard.viewer.story import Story, story_of
 
+#: The names of values, as errors say them; `PREDICATES` checks them.
 TEXT, WHOLE, NUMBER, TRUTH = "a text", "a whole number", "a finite number", "true or false"
 NUMBER_OR_TEXT, ROLE_KIND = "a finite number or a text", f"one of {', '.join(MEANINGS)}"
 #: The largest number, and the most characters of a reason in an error.
@@ -45,6 +46,7 @@ LARGEST, PART = 1e300, 80
 
 
 def _is_number(value: Any) -> bool:
+    """Whether a value of parsed JSON is a number of a size that a page can draw; infinity and NaN are not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
 
 
@@ -60,7 +62,7 @@ PREDICATES = {
 
 @dataclass(frozen=True)
 class Around:
-    """What says more of a form."""
+    """A form inside another one: its subclasses say what they change."""
 
     form: Any
 
@@ -158,7 +160,11 @@ ABOUT = {
 def check_text(
     where: object, about: dict[str, Any], maps: Sequence[AttentionMap], ready: Sequence[tuple[Tensor, Tensor] | None]
 ) -> None:
-    """Raise an error that names the folder `where` and the part that is wrong."""
+    """Raise an error that names the folder `where` and the first part that is wrong.
+
+    The order matters: `_wrong_sizes` reads parts of the forms that `_wrong_form` has checked. The checks are iterators,
+    of which nothing runs after the first wrong part.
+    """
     checks = (_wrong_form(about, ABOUT, ""), _unsendable(about), _wrong_maps(maps), _wrong_sizes(about, maps))
     wrong = next(chain(*checks, _wrong_cells(maps, ready)), None)
     if wrong:
@@ -182,6 +188,7 @@ def _wrong_form(value: Any, form: Any, name: str) -> Iterator[str]:
 
 
 def _wrong_object(value: Any, form: dict[str, Any] | Named, name: str) -> Iterator[str]:
+    """The parts of a JSON object that are missing or have another form, in words."""
     if not isinstance(value, dict):
         yield f"{name} must be an object, got {reprlib.repr(value)}"
         return
@@ -194,6 +201,7 @@ def _wrong_object(value: Any, form: dict[str, Any] | Named, name: str) -> Iterat
 
 
 def _wrong_list(value: Any, form: list[Any] | tuple[Any, ...], name: str) -> Iterator[str]:
+    """The entries of a JSON list that have another form, in words. A tuple of forms gives its length, too."""
     if not isinstance(value, list):
         yield f"{name} must be a list, got {reprlib.repr(value)}"
         return
@@ -213,7 +221,10 @@ def _unsendable(about: dict[str, Any]) -> Iterator[str]:
 
 
 def _wrong_sizes(about: dict[str, Any], maps: Sequence[AttentionMap]) -> Iterator[str]:
-    """Lists that do not fit the maps, and numbers of tokens, layers and heads that do not exist."""
+    """Lists that do not fit the maps, and numbers of tokens, layers and heads that do not exist.
+
+    A number may be used as an index after it was checked: the caller stops at the first wrong part.
+    """
     _, _, I, J = maps[0].shape
     layers, queries = about["layers"], about["tokens"] if about["queries"] is None else about["queries"]
     heads = [weights.shape[1] for weights in maps]
@@ -236,7 +247,7 @@ def _wrong_sizes(about: dict[str, Any], maps: Sequence[AttentionMap]) -> Iterato
 
 
 def _wrong_panels(shown: dict[str, Any] | None, num_keys: int) -> Iterator[str]:
-    """Panels of a picture whose patches are no keys, or whose image is not embedded."""
+    """Panels of a picture (or None) whose patches are no keys, or whose image is not embedded."""
     for at, panel in enumerate(shown["panels"] if shown else []):
         where, size = f"picture.panels[{at}]", panel["rows"] * panel["columns"]
         if min(panel[name] for name in ("rows", "columns", "width", "height")) < 1:
@@ -251,7 +262,7 @@ def _wrong_panels(shown: dict[str, Any] | None, num_keys: int) -> Iterator[str]:
 
 
 def _wrong_links(about: dict[str, Any], heads: Sequence[int], I: int, J: int) -> Iterator[str]:
-    """The links that lead, and the heads of the cards."""
+    """The links that lead, and the heads of the cards, where they are not there. `heads` are their numbers by layer."""
     first = about.get("lead") or {}
     for lead in [link for link in (first, first.get("other")) if link]:
         yield from _outside("lead.layer", [lead["layer"]], len(heads))
@@ -264,6 +275,10 @@ def _wrong_links(about: dict[str, Any], heads: Sequence[int], I: int, J: int) ->
 
 
 def _wrong_layer(name: str, layer: dict[str, Any], shape: tuple[int, ...], names: set[str]) -> Iterator[str]:
+    """Parts of a layer that do not fit its map (B, H, I, J).
+
+    `names` are the statistics of the first head, which every head must have. A strongest link with key -1 is none.
+    """
     _, H, I, J = shape
     yield from _differing(f"{name}.heads", len(layer["heads"]), H)
     yield from _differing(f"{name}.similarity", len(layer["similarity"]), H)
@@ -283,6 +298,7 @@ def _wrong_layer(name: str, layer: dict[str, Any], shape: tuple[int, ...], names
 
 
 def _wrong_picture(where: str, thumbnail: str, size: list[int]) -> Iterator[str]:
+    """A thumbnail that is not `size` (rows, columns) bytes in base64."""
     try:
         cells = len(base64.b64decode(thumbnail, validate=True))
     except ValueError:
@@ -324,11 +340,13 @@ def _wrong_cells(maps: Sequence[AttentionMap], ready: Sequence[tuple[Tensor, Ten
 
 
 def _differing(name: str, size: int, wanted: int) -> Iterator[str]:
+    """An error if a list does not have the wanted length."""
     if size != wanted:
         yield f"{name} has {size} entries, and the maps {wanted}"
 
 
 def _outside(name: str, numbers: Sequence[int], size: int) -> Iterator[str]:
+    """An error for the first of the numbers that is no index of `size` things."""
     wrong = [number for number in numbers if not 0 <= number < size]
     if wrong:
         yield f"{name} names {wrong[0]}, and there are {size}, numbered from 0"
@@ -402,6 +420,10 @@ def save_run(
 
 
 def _save(folder: Path, sheet: Sheet, progress: Callable[[str], None]) -> None:
+    """Write one text. Only long texts have cells.
+
+    Files of a text that was saved here before are removed, if this one does not have them.
+    """
     from safetensors.torch import save
 
     _write(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS})
@@ -460,6 +482,7 @@ def _is_named(text: Any) -> bool:
 
 
 def _sheets(folder: Path, texts: list[dict[str, Any]]) -> Iterator[Sheet]:
+    """The checked sheets of the texts of a manifest, one after the other."""
     for text in texts:
         text_folder = folder / text["folder"]
         about = read_json(text_folder / "tokens.json") | read_json(text_folder / "statistics.json")
@@ -471,6 +494,7 @@ def _sheets(folder: Path, texts: list[dict[str, Any]]) -> Iterator[Sheet]:
 
 
 def _cells(path: Path) -> Any:
+    """The mean and the greatest weights of the cells in a file; None for a short text, which has no file."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
@@ -484,4 +508,5 @@ def _cells(path: Path) -> Any:
 
 
 def _write(path: Path, data: dict[str, Any]) -> None:
+    """Write JSON, completely or not at all."""
     write_whole(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")

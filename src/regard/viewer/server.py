@@ -50,7 +50,10 @@ GONE = 499
 
 
 class TypedRequests:
-    """Reads typed texts with the live model of `answers`. A page that goes away, or presses Stop, stops its text."""
+    """Reads typed texts with the live model of `answers`. A page that goes away, or presses Stop, stops its text.
+
+    `turn` lets one text at a time run. `waiting` counts the text that runs too.
+    """
 
     def __init__(self, answers: Answers) -> None:
         import anyio
@@ -73,7 +76,10 @@ class TypedRequests:
             self.waiting -= 1
 
     async def _read(self, request: Request, body: bytes) -> tuple[int, bytes]:
-        """Read in a thread, which looks at `stopped` again and again; a second task sets it when the page goes."""
+        """Read in a thread, which looks at `stopped` again and again; a second task sets it when the page goes.
+
+        The task ends with the thread.
+        """
         import anyio
         from starlette.concurrency import run_in_threadpool
 
@@ -91,6 +97,7 @@ def _result(answers: Answers, body: bytes, stopped: threading.Event) -> tuple[in
     """The status and the content of an answer. It runs in a thread of its own."""
 
     def check() -> None:
+        """Stop the work of this thread, if the page has gone."""
         if stopped.is_set():
             raise Stopped("The reader of the page stopped this text.")
 
@@ -105,6 +112,7 @@ def _result(answers: Answers, body: bytes, stopped: threading.Event) -> tuple[in
 
 
 async def _await_disconnection(request: Request, stopped: threading.Event) -> None:
+    """Set `stopped` when the page has gone."""
     import anyio
 
     while not await request.is_disconnected():
@@ -170,7 +178,10 @@ def application(
 
 
 class Handlers:
-    """Answers the requests of a page: the page itself, its data, and typed texts."""
+    """Answers the requests of a page: the page itself, its data, and typed texts.
+
+    `slots` limits the number of answers that are computed at the same time.
+    """
 
     def __init__(self, answers: Answers) -> None:
         import anyio
@@ -179,11 +190,13 @@ class Handlers:
         self.slots, self.typed = anyio.Semaphore(AT_ONCE), TypedRequests(answers)
 
     async def show(self, request: Request) -> Response:
+        """The page; it asks for its data."""
         from starlette.responses import HTMLResponse
 
         return HTMLResponse(self.page)
 
     async def ask(self, request: Request) -> Response:
+        """The answer of `Answers` to the path below /ask/, or 404 with the reason."""
         from starlette.concurrency import run_in_threadpool
         from starlette.responses import PlainTextResponse, Response
 
@@ -199,13 +212,15 @@ class Handlers:
         return Response(content, media_type=f"application/{kind}")
 
     async def read(self, request: Request) -> Response:
+        """The numbers and titles of the sheets of a typed text, or a status and the reason for none."""
         from starlette.responses import Response
 
         status, content = await self.typed.content(request)
-        return Response(content, status, media_type=KINDS[status == 200])
+        return Response(content, status, media_type=KINDS[status == 200])  # False, True: an error, an answer
 
 
 def _need_packages() -> None:
+    """Refuse to serve without the optional packages, by an error that names the one that is missing."""
     try:
         import anyio  # noqa: F401
         import starlette  # noqa: F401
@@ -217,7 +232,8 @@ def _need_packages() -> None:
 class Guard:
     """Refuses other host names (DNS rebinding), requests of other sites or without the token, and all but GET and HEAD.
 
-    POST is allowed for one path, or for none. Every answer gets `HEADERS`.
+    It is ASGI middleware: it is called for every request before `app`. `hosts` are the accepted names (None: all). POST
+    is allowed for the path `post`, or for none. Every answer gets `HEADERS`.
     """
 
     def __init__(self, app: Any, hosts: tuple[str, ...] | None, token: str, post: str | None) -> None:
@@ -239,6 +255,7 @@ class Guard:
         return await answer(scope, receive, send_with_headers)
 
     def _refusal(self, scope: Any) -> tuple[int, str] | None:
+        """The status and the reason why a request is refused; None if it is not."""
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         name = _name(headers.get("host", ""))
         if name is None or (self.hosts is not None and name not in self.hosts):
@@ -300,6 +317,7 @@ def serve(
     import uvicorn
 
     app = application(sheets, None if host in EVERY else (*LOOPBACK, host.lower()), token, model, story)
+    # tiles run in threads of the server, `AT_ONCE` of them
     torch.set_num_threads(1)
     name = socket.gethostname() if host in EVERY else f"[{host}]" if ":" in host else host
     ready(f"http://{name}:{listening.getsockname()[1]}/" + (f"?token={token}" if token else ""))

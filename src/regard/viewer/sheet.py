@@ -130,7 +130,7 @@ def _about(reading: TextReading) -> dict[str, Any]:
 
 
 def sheets_of(texts: Sequence[TextReading | Sheet]) -> list[Sheet]:
-    """The sheets of readings."""
+    """The sheets of readings; sheets among them stay as they are."""
     wrong = (
         next((text for text in texts if not isinstance(text, TextReading | Sheet)), None)
         if _is_listed(texts)
@@ -145,11 +145,15 @@ def sheets_of(texts: Sequence[TextReading | Sheet]) -> list[Sheet]:
 
 
 def _is_listed(texts: object) -> bool:
+    """Whether these are several texts, in a list or another iterable."""
     return isinstance(texts, Iterable) and not isinstance(texts, str | Mapping)
 
 
 def base_level(I: int, J: int) -> int:
-    """The finest precomputed level; 0 for small maps, whose tiles are all computed on request in milliseconds.
+    """The finest precomputed zoom level of a map: a cell of level n holds 2^n x 2^n weights.
+
+    It has at most READY cells per side, and is above QUICK, the last level whose tiles are computed on request. 0 for
+    small maps, whose tiles are all computed on request in milliseconds.
 
     >>> base_level(512, 512), base_level(4096, 4096), base_level(65_536, 100)
     (0, 5, 6)
@@ -176,12 +180,16 @@ def page_reductions(weights: AttentionMap) -> tuple[Reduction, Reduction]:
 
 
 def _pooled(weights: AttentionMap, pooled: Any) -> tuple[Tensor, Cells | None]:
-    """The thumbnails of all heads, and the cells of a long map."""
+    """The thumbnails of all heads (H, i, j), and the cells of a long map in half precision; None for a short map.
+
+    `pooled` is the result of the first of `page_reductions`.
+    """
     _, _, I, J = weights.shape
     level = base_level(I, J)
     if not level:
         return pooled[0].cpu(), None
     mean, greatest = (part[0].cpu() for part in pooled)
+    # from the level of the finest cells to the level with at most 2^SMALL_LEVELS cells per side
     steps = max(0, (max(I, J) - 1).bit_length() - level - SMALL_LEVELS)
     return coarser((mean, greatest), steps, level, I)[0], (_half(mean), _half(greatest))
 
@@ -199,6 +207,11 @@ def _layer(
     reading: TextReading,
     nearby: Mapping[tuple[str, int, int], float],
 ) -> dict[str, Any]:
+    """A layer as JSON, with a part for each head.
+
+    `small` are the thumbnails (H, i, j), `offsets` the shares of weight by offset (H, 2 OFFSETS + 1). `nearby` replaces
+    statistics of some heads by those of `_nearby`.
+    """
     received = layer.received
     if received.shape[-1] > INTERVALS:
         received = torch.nn.functional.adaptive_avg_pool1d(received[None], INTERVALS)[0]
@@ -222,9 +235,9 @@ def _layer(
 
 
 def _nearby(reading: TextReading) -> dict[tuple[str, int, int], float]:
-    """The weight on nearby tokens by statistic, layer and head, averaged as roles are: the first token is no target.
+    """The weight on nearby tokens by statistic, layer and head, averaged as in the cards: the first token is no target.
 
-    So a head has one such number on the whole page.
+    So a head has one such number on the whole page. Empty for cross-attention and for weights with signs.
     """
     profile, known = reading.profile, reading.profile.layers[0].values
     is_one = profile.query_tokens == profile.tokens and len(profile.tokens) > 2
@@ -233,6 +246,7 @@ def _nearby(reading: TextReading) -> dict[tuple[str, int, int], float]:
 
 
 def _short(value: Tensor | float) -> float:
+    """A number with four digits, so that the JSON is short."""
     return float(f"{float(value):.4g}")
 
 
@@ -247,7 +261,10 @@ def _roles(roles: RoleTable | None, layer: int, head: int) -> list[dict[str, Any
 
 
 def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
-    """A point for each head on a plane: near points are similar maps. None if the heads cannot be compared."""
+    """A point for each head on a plane, in the order of layers and heads: near points are similar maps.
+
+    None if the heads cannot be compared.
+    """
     _, _, I, J = maps[0].shape
     try:
         distance = head_divergence(maps, sample_rows(I, max(8, min(64, COMPARED // J))))

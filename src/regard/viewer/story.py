@@ -89,7 +89,7 @@ class Story:
         return self.check_sizes([[weights.shape[1:] for weights in sheet.maps] for sheet in sheets])
 
     def check_sizes(self, texts: Sequence[Sequence[tuple[int, int, int]]]) -> Story:
-        """The same, by the heads, queries and keys of each layer of each text."""
+        """The same as `check`, by the (heads, queries, keys) of each layer of each text."""
         for n, step in enumerate(self.steps, 1):
             _check_places(step.link, n, texts)
         return self
@@ -105,6 +105,7 @@ def story_of(story: Story | str | os.PathLike[str] | None, sheets: Sequence[Shee
 
 
 def _step(step: Any, n: int, name: str) -> Step:
+    """A step of parsed JSON. `n` is its number, from 1, and `name` that of the story, for errors."""
     if not isinstance(step, dict) or not all(isinstance(step.get(part), str) for part in ("link", "sentence")):
         raise RegardError(f'story: step {n} of {name} must be {{"link": "#...", "sentence": "..."}}, both texts.')
     if len(step["sentence"]) > SENTENCE:
@@ -119,10 +120,14 @@ def _step(step: Any, n: int, name: str) -> Step:
 
 
 def _check_places(link: str, n: int, texts: Sequence[Sequence[tuple[int, int, int]]]) -> None:
-    """Raise an error if a link names a text, layer, head, query or key that is not there."""
+    """Raise an error if a link names a text, layer, head, query or key that is not there.
+
+    `texts` has (heads, queries, keys) of each layer of each text, and `n` is the number of the step.
+    """
     places = dict(parse_qsl(link.partition("?")[2]))
 
     def within(part: str, size: int) -> int:
+        """The number that the link gives for a part, 0 without one; it must be below `size`. The key -1 is none."""
         value = places.get(part, "0")
         if part == "key" and value == "-1":
             return 0
@@ -157,7 +162,7 @@ def tour(sheets: Sequence[Sheet]) -> Story | None:
 
 
 def _leads(sheets: Sequence[Sheet]) -> Iterator[Step]:
-    """What a word of each text attends to most."""
+    """What a word of each of the first texts attends to most. Cross-attention is left to `_alignment`."""
     own = [n for n, sheet in enumerate(sheets) if sheet.about["queries"] is None and sheet.about.get("lead")]
     for count, number in enumerate(own[:LEADS]):
         lead = sheets[number].about["lead"]
@@ -166,7 +171,7 @@ def _leads(sheets: Sequence[Sheet]) -> Iterator[Step]:
 
 
 def _cards(sheets: Sequence[Sheet]) -> Iterator[Step]:
-    """Findings of different kinds, those of texts with roles first."""
+    """At most `CARDS` findings of different kinds and places, those of texts with roles first."""
     by_roles = sorted(range(len(sheets)), key=lambda n: not sheets[n].about["has_roles"])
     told: set[str] = {"link"}  # another link of a word that a step before may not have told
     places: set[tuple[object, ...]] = set()
@@ -198,6 +203,7 @@ def _shown(text: int, state: Mapping[str, object]) -> tuple[object, ...]:
 
 
 def _place(lead: Mapping[str, Any]) -> dict[str, int]:
+    """The place of a link, as names of the state of the page."""
     return {name: lead[name] for name in ("layer", "head", "query", "key")}
 
 
@@ -207,4 +213,5 @@ def _written(parts: Sequence[Sequence[str]]) -> str:
 
 
 def _link(view: str, text: int, state: Mapping[str, object]) -> str:
+    """The address of a view: its name, the number of the text, and the state."""
     return f"#{view}?text={text}" + "".join(f"&{name}={value}" for name, value in state.items())

@@ -39,7 +39,7 @@ def show_texts(texts: Sequence[TextReading | Sheet]) -> Any:
 def show_maps(
     maps: Sequence[AttentionMap], tokens: Sequence[str] | None, queries: Sequence[str] | None, batch: int
 ) -> Any:
-    """The widget of the maps of some layers."""
+    """The widget of the maps of some layers: `rg.show`. `tokens` are those of the keys, `queries` of the queries."""
     named = {"attention" if len(maps) == 1 else f"layers.{n}": weights for n, weights in enumerate(maps)}
     return show_texts([_reading("Attention", named, tokens, queries, batch)])
 
@@ -78,6 +78,7 @@ def watched_texts(
         _check_tokens(given)
     if seen.inputs.is_pictured or image is not None or grid is not None:
         return picture_sheets(seen, tokens, targets, batch, image, grid)
+    # the decoder and its cross-attention ran together: the same call of both
     step, decoded = _call_that_read(seen.decoder, tokens if targets is None else targets)
     readings = []
     for part, title in TITLES.items():
@@ -133,6 +134,10 @@ def _reading(
     batch: int,
     seen: WatchedAttention | None = None,
 ) -> TextReading:
+    """The reading of some maps, with what the page needs of them. Errors name the function that the user called.
+
+    `seen` knows the name of the model and the kinds of its layers; None for maps without a model.
+    """
     caller = "show" if seen is None else "seen"
     options = {"queries": queries, "batch": batch, "also": page_reductions}
     options |= {} if seen is None else {"model": seen.model, "kinds": seen.kinds}
