@@ -225,7 +225,8 @@ def test_given_weights_of_each_example(llama):
 def test_pairs_that_the_mask_forbids_have_no_effect(llama):
     table = rg.sweep(llama, rg.KnockOut, INPUTS, measure, over=["queries", "keys"])
     later = torch.ones(N, N).triu(1).bool()
-    assert not table.effects[later].any() and table.effects[-1].any()
+    # A batch of another size may be summed in another order.
+    assert table.effects[later].abs().max() < 1e-12 < 1e-6 < table.effects[-1].abs().max()
 
 
 def test_blocks_before_the_edit_run_once(llama):

@@ -205,9 +205,9 @@ CompositionScores CorpusProfile CurvePoint TextDifference EditResult EditedRun E
 Finding Generation GradientMap Grid HeadEdges HeadLink HeadPair HeadTable HeadMatrices ImportanceScores KeyGroupMap
 LayerLocality LayerProfile LayerSplit LayerTable Link RowLinks ModelLocality DenseMap CatalogEntry LayerPatterns
 ExecutionPlan ProductMap ModelProfile QualityCurve PruningResult RankLost RegardError RingMap RingPlan
-RingTransportedMap Role RoleTable Steps SumMap SyntaxSentence TextReader TextReading TextResult Tile TransportedMap
-ValueWeightedMap TimeAlignment WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring edit_effect
-profile_corpus pruning_curve register show syntax_roles SweepTable
+RingTransportedMap Role RoleTable StepTable Steps SumMap SyntaxSentence TextReader TextReading TextResult Tile
+TransportedMap ValueWeightedMap TimeAlignment WatchedAttention WatchedNeedle WatchedSentence WatchedStep Ring
+edit_effect profile_corpus pruning_curve register show syntax_roles SweepTable
 """
 MADE_BY_REGARD = set(NAMES.split())
 

@@ -280,7 +280,7 @@ def test_a_cluster_that_does_not_start_is_a_mistake_with_its_reason(monkeypatch)
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(
-        "regard.base.cluster._ray", lambda operation: SimpleNamespace(is_initialized=lambda: False, init=init)
+        "regard.base.cluster._imported_ray", lambda operation: SimpleNamespace(is_initialized=lambda: False, init=init)
     )
     with (
         pytest.raises(RegardError, match=r"analyze: Ray cannot start here \(The current node timed out"),
@@ -291,7 +291,7 @@ def test_a_cluster_that_does_not_start_is_a_mistake_with_its_reason(monkeypatch)
 
 def test_what_is_written_to_standard_output_in_a_cluster_goes_to_standard_error(monkeypatch, capfd):
     joined = SimpleNamespace(is_initialized=lambda: True)
-    monkeypatch.setattr("regard.base.cluster._ray", lambda operation: joined)
+    monkeypatch.setattr("regard.base.cluster._imported_ray", lambda operation: joined)
     for _ in range(2):
         print("before")
         with pytest.raises(KeyError), cluster("analyze") as ray:

@@ -191,7 +191,7 @@ def test_the_widget_in_a_browser(live, monkeypatch):
         page.set_content(f"<style>{bundle('page.css')}</style><p>A notebook</p><div id='here'></div>")
         page.evaluate(START, [bundle("page.js"), widget.data])
         page.wait_for_selector("[role=gridcell]")
-        page.locator("#here").press("3")
+        page.locator("#here").press("2")
         page.wait_for_selector(".words [role=option]")
         assert page.locator(".words [role=option]").all_inner_texts() == WORDS
         until(page, "document.querySelector('.looks').textContent.includes('attends to')")

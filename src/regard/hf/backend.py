@@ -164,7 +164,12 @@ def _decoding(call: AttentionCall) -> Way | None:
         return None
     if _is_plain(mask, num_queries, num_keys, options):
         scale = query.shape[3] ** -0.5 if options.get("scaling") is None else float(options["scaling"])
-        return lambda *tensors: _heads_last(decode(*map(in_autocast_dtype, tensors), scale=scale)[0])
+
+        def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+            query, key, value = map(in_autocast_dtype, (query, key, value))
+            return _heads_last(decode(query, key, value, scale)[0])
+
+        return plain
     if load_fast() is None:
         return None
     options = {name: options.get(name) for name in UNDERSTOOD} | {"is_causal": call.causal}
