@@ -236,7 +236,11 @@ def _layers(
 
 
 def _sides(tokens: Any, named: Any, I: int, J: int) -> tuple[list[str], list[str]]:
-    """The tokens of queries and keys, as texts; their positions without tokens."""
+    """The tokens of queries and keys, as texts; without tokens, their positions.
+
+    `tokens` are one list for both, or a pair of lists. `named` is None if there are no tokens. Then the queries are the
+    last I of the J keys. `I` and `J` are the numbers of queries and keys.
+    """
     if named is None:
         return [str(i + max(J - I, 0)) for i in range(I)], [str(j) for j in range(J)]
     sides = token_lists(tokens)

@@ -208,12 +208,17 @@ class CallWatcher(Watcher):
             self._keep_missing(module, SCRIPTED)
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Keep the attention of a fused module of torch that ended, if no call inside of it was seen."""
+        """Keep the attention of a fused module of torch that ended, if no call inside of it was seen.
+
+        A call was seen if its edited form was kept (`call_edited`), or if the number of calls grew while it ran. The
+        output is None after an error: then nothing is kept.
+        """
         if not self._is_own():
             return
         if function_calls.is_first(self):
             function_calls.module_ended(module)
         running = self.running.modules
+        # it may be missing (`module_started`); modules above it, here and in `layers`, began inside and never ended
         while module in running and running.pop() is not module:
             pass
         if not any(layer is module for layer, _ in self.layers):
