@@ -123,16 +123,20 @@ TITLES = {"heads": "All heads", "alignment": "Alignment"}
 
 
 def _draw(paper: Paper, shown: Content, names: Sequence[str]) -> list[Drawn]:
-    """The panels under their titles, side by side where there is room."""
+    """The panels under their titles, side by side where there is room.
+
+    A panel is drawn in the upper left corner, and `paper.y` is its lower end. Then what was added is moved to its
+    place. In points: `left` and `top` are the corner of the next panel, `below` is the lower end of the row so far.
+    """
     drawn, top, below, left = [], paper.y, paper.y, 0.0
     for at, name in enumerate(names):
         title = f"{'abcde'[at]}  {_title(shown, name)}" if len(names) > 1 else _title(shown, name)
         before = set(paper.axes.get_children())
         paper.write(title, 0, 5, NORMAL, weight="bold")
-        paper.y = 14
+        paper.y = 14  # below the title
         drawn.append(PANELS[name](paper, shown))
         width = max(drawn[-1].width, paper.text_width(title, NORMAL, bold=True))
-        if left and left + width > paper.width:
+        if left and left + width > paper.width:  # no room beside the last panel: a new row
             top, left = below, 0.0
         paper.move([artist for artist in paper.axes.get_children() if artist not in before], left, top)
         below, left = max(below, top + paper.y + 10), left + width + 20

@@ -54,7 +54,7 @@ def key_position(problem: Problem) -> Place:
     if len(keys.intervals) == 1:
         first = number(keys.intervals[0][0], problem)
         return lambda k: k + first
-    places = problem.grid.key.int()
+    places = problem.grid.key.int()  # the positions have gaps, such as after the sinks of a ring cache: a table
     return lambda k: places[k]
 
 
