@@ -163,10 +163,14 @@ class Attention(Mechanism):
         self.family.check_pieces(self)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Check the type of a piece, and the share of dropout."""
+        """Check a piece, the biases or the share of dropout, in the constructor and if a user replaces it later.
+
+        A single bias becomes a tuple of one.
+        """
         if name in SLOTS:
             value = _slot(name, value, SLOTS[name], optional=name in OPTIONAL)
         elif name == "bias":
+            # a tensor can be iterated, but it is one wrong piece, which `_slot` refuses
             is_list = isinstance(value, Iterable) and not isinstance(value, Bias | Tensor)
             value = tuple(_slot("bias", piece, Bias) for piece in (value if is_list else (value,)))
         elif name == "dropout":

@@ -421,13 +421,16 @@ NEXT_TOKEN: dict[type, Callable[[Request, Any], AttentionOutput | None]] = {
 
 
 def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPlan:
-    """`plan` with one `Attention`."""
+    """`plan` with one `Attention`: the plan of a call that continues this cache.
+
+    A plan of the ring engine does not look at the cache, which `attend` refuses there.
+    """
     if (ring := Ring.of(request.engine)) is not None:
         return ring.plan(_share(request))
     seed = 0 if _has_dropout(request.attention) else None  # any seed costs the same; none is drawn from torch
     problem = _problem(extended(request, cache, seed)[0])
     planned = engine_plan(problem, request.engine)
-    problem.plan_cache.clear()  # as in `_run`
+    problem.plan_cache.clear()  # as in `_run`: its entries refer to the problem
     return planned
 
 

@@ -262,7 +262,9 @@ class LayerEdit:
     def _check_rows(self, tile: EditedTile, rows: Tensor, heads: Tensor, chosen: Tensor) -> None:
         """Refuse rows of another length, with another sum, or with weight on keys that the mask forbids.
 
-        `rows` are the result of `_given_rows`. `heads` and `chosen` say which heads and queries of the tile have them.
+        `rows` are the result of `_given_rows`, with the keys 0 to J - 1 of the whole sequence. `heads` (H,) and
+        `chosen` (I,) say which heads and queries of the tile have them. Sums are checked of a tensor only: a given map
+        knows whether its rows are shares.
         """
         keys, J = tile.whole.key + self.pairs.key_shift, rows.shape[-1]
         allowed = tile.allowed(replace(tile.whole_rows, query=tile.grid.query[chosen]))
@@ -275,6 +277,7 @@ class LayerEdit:
         if isinstance(self.given, Tensor) and tile.row_sum == 1:
             check_sums(rows)
         inside = keys[keys < J]
+        # the weight of a row outside of the keys that its query may attend to
         lost = rows.sum(-1) - (rows[..., inside] * allowed[..., keys < J]).sum(-1)
         if float(lost.max()) > ROUNDING:
             raise RegardError(

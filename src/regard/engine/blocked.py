@@ -108,7 +108,13 @@ class Work:
         return self._size_for(self.problem.attention.mask)
 
     def _size_for(self, mask: Mask | None) -> int:
-        """The power of 2 that is predicted to be the fastest block size for a mask."""
+        """The power of 2 that is predicted to be the fastest block size for a mask.
+
+        A block costs its pairs times a pace, and `call`, the cost of one more block. Pairs are counted in one head of
+        one batch entry, so `call` is divided by the number of these. `call` is small if several blocks share one call.
+        They can if the answers of the mask move with the queries, and if there is no backward pass, which calls the
+        kernel for each block.
+        """
         s, positions = self.problem.sizes, self.problem.positions
         smallest = SMALLEST_FUSED_BLOCK if self.flash is not None else 1
         sizes = [size for size in (1 << n for n in range(11)) if smallest <= size <= LARGEST_BLOCK]

@@ -297,7 +297,11 @@ def is_plain_call(*tensors: Tensor) -> bool:
 
 
 def _reads_all(attention: Attention) -> bool:
-    """Whether fingerprints see the same tensors in the same order as snapshots do."""
+    """Whether fingerprints see the same tensors in the same order as snapshots do.
+
+    A later call of a kept plan takes the tensors of its pieces from the fingerprint, and puts each in the place that it
+    has in the snapshot. If the two differed, a tensor could get into the place of another one.
+    """
     seen: list[Tensor] = []
     fingerprint(_slots(attention), seen)
     tensors = split_tensors(attention)[0]

@@ -139,14 +139,15 @@ def _ends_aligned(problem: Problem) -> bool:
 def causal_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """sum_{j <= i} (q_i . k_j) v_j / sum_{j <= i} q_i . k_j for the last I of J tokens, and the state after all keys.
 
-    query (B, H, I, W), key (B, G, J, W), value (B, G, J, E), past (B, G, W, E + 1) with the sum of keys last.
-    Returns (B, H, I, E), the denominators (B, H, I) and (B, G, W, E + 1).
+    query (B, H, I, W), key (B, G, J, W), value (B, G, J, E). `past` (B, G, W, E + 1) is the state of earlier calls; its
+    last channel is the sum of keys. Returns the averages (B, H, I, E), 0 where the denominator is 0; the denominators
+    (B, H, I); and the new state (B, G, W, E + 1).
     """
-    before = key.shape[2] - query.shape[2]
+    before = key.shape[2] - query.shape[2]  # keys before the first query: every query sums them, so they join the state
     if before:
         past = past + _sum_of(key[:, :, :before], value[:, :, :before])
     inputs = query, key[:, :, before:], value[:, :, before:], past
-    library = compiled_sums(*inputs)
+    library = compiled_sums(*inputs)  # the compiled kernels; None where torch is faster, or they cannot run
     averages = _CausalAverages.apply(*inputs) if library is None else CompiledAverages.apply(library, *inputs)
     return averages  # type: ignore[return-value]
 

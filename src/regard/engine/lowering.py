@@ -54,7 +54,7 @@ def key_position(problem: Problem) -> Place:
     if len(keys.intervals) == 1:
         first = number(keys.intervals[0][0], problem)
         return lambda k: k + first
-    places = problem.grid.key.int()
+    places = problem.grid.key.int()  # the positions have gaps, such as after the sinks of a ring cache: a table
     return lambda k: places[k]
 
 
@@ -173,7 +173,9 @@ def _(mask: window, problem: Problem) -> PairMask:
 
 @pairs_of.register
 def _(mask: block_local, problem: Problem) -> PairMask:
-    query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size  # numbers of blocks
+    """A query may attend to its own block, to `before` blocks before it and to `after` blocks after it."""
+    # the numbers of blocks, counted by position: a vector for the queries, and one for the keys
+    query_blocks, key_blocks = problem.grid.query // mask.size, problem.grid.key // mask.size
     before, after = number(mask.before, problem), number(mask.after, problem)
 
     def near(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:

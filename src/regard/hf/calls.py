@@ -246,7 +246,11 @@ def unread_options(call: AttentionCall) -> list[str]:
 
 
 def _scale(call: AttentionCall) -> tuple[float | None, Tensor]:
-    """The factor of the scores (None: 1 / sqrt(D)), and the query, already multiplied if the factor is a tensor."""
+    """The factor of the scores (None: 1 / sqrt(D)), and the query.
+
+    A tensor with one number becomes a float, unless it must receive gradients. Any other tensor multiplies the query
+    here, and the factor is 1.
+    """
     scaling = call.options.get("scaling")
     if scaling is None or (not isinstance(scaling, Tensor) and scaling == call.query.shape[-1] ** -0.5):
         return None, call.query

@@ -107,7 +107,11 @@ class EditResult:
 def edit_effect(
     reader: TextReader, text: str, edits: AttentionEdit, length: int | None = None, roles: Any = None
 ) -> EditResult:
-    """Run a model on a text without and with an edit; words of the edit are words of the text.
+    """Run a model on a text without and with an edit: what it predicts at one token, or the states of all tokens.
+
+    Words of the edit are words of the text. `length` is the most tokens that are read, special tokens included; None
+    reads all. `roles` is for edits that name roles of heads: a table of `regard.roles`, or a mapping from names to
+    heads (layer, head).
 
     >>> import regard as rg
     >>> reader = TextReader.load("minilm")
@@ -125,7 +129,7 @@ def edit_effect(
     kind, place = _prediction(reader, model, before, ids)
     if kind == SENTENCE:
         states = _states(before), _states(after)
-    else:
+    else:  # the probabilities of all tokens (vocabulary,)
         states = tuple(output.logits[0, place].float().softmax(-1) for output in (before, after))
     shown = partial(label_of, reader.tokenizer)
     return EditResult(edits, kind, tokens, place, states[0], states[1], shown, run.left_out)

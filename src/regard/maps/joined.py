@@ -266,7 +266,10 @@ def _one_scored_map(maps: Sequence[ScoredMap]) -> ScoredMap:
 
 
 def _of_any_family(maps: Sequence[AttentionMap]) -> JoinedMap:
-    """One map of the rows of each map, with the columns of the last one."""
+    """One map of the rows of each map, with the columns of the last one.
+
+    `offset` is the column of a part's first key: below 0 if the last map dropped keys that the part had.
+    """
     entries, parts, start = torch.arange(maps[0].shape[0]), [], 0
     first_key = maps[-1].positions.keys.intervals[0][0]
     for part in maps:

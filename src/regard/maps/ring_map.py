@@ -120,9 +120,14 @@ class RingMap(ScoredMap):
         self._ring_call.exchange.agree("weights", request)
 
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> ScoredMap:
-        """The map of these batch entries, heads, queries and keys (indices), sent by the ranks that hold them."""
+        """The map of these batch entries, heads, queries and keys, by their indices in the whole map. Collective.
+
+        Every rank gets it. A rank holds all batch entries and heads of its own tokens, so it selects entries and heads
+        itself. Queries and keys are sent by the ranks that hold them. The rows of the result have only some of their
+        keys, which `_part` notes.
+        """
         prepared, route = self._prepared.select(b, h), self._ring_call.route
-        i, j = i + self._first(route.queries), j + self._first(route.keys)  # now positions
+        i, j = i + self._first(route.queries), j + self._first(route.keys)  # positions, by which ranks hold tokens
         on_rows = prepared.on_rows()
         tensors = [
             self._sent(t, i, route.queries) if is_row else self._sent(t, j, route.keys)

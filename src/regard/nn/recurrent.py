@@ -188,7 +188,8 @@ class Cell(nn.Module):
 class Cells(nn.Module):
     """Stacked cells, and their first states tanh(W h), with h the last state of an encoder.
 
-    If `feed_size` is above 0, the lowest cell has a second input, such as the output of the step before.
+    If `feed_size` is above 0, the lowest cell has a second input, such as the output of the step before. `dropout` is
+    the share of the outputs of a cell that are dropped before the cell above it. `kind` is "lstm" or "gru".
 
     >>> import torch, regard as rg
     >>> cells, x = rg.nn.Cells(6, 8, layers=2), torch.randn(1, 3, 6)

@@ -172,8 +172,10 @@ class Decoder(nn.Module):
         past: DecoderCache | None = None,
         mask: Mask | None = None,
     ) -> tuple[Tensor, DecoderCache]:
-        """The outputs of the tokens that follow those of `past`, and the `past` for the next call.
+        """The outputs (B, I, C) of the tokens that follow those of `past`, and the `past` for the next call.
 
+        `x` are ids (B, I), or vectors (B, I, C) without an embedding. `keys` are those of the source, one for each
+        layer, from `decoder.keys(states)`; () without cross-attention. Without `past` the tokens are the first ones.
         `mask` excludes padding among all tokens so far, those of `past` included.
         """
         start = 0 if past is None else past.length

@@ -263,7 +263,11 @@ class Module(Object):
         return internal, owned
 
     def build(self, new: Any, frame: Any, parts: dict[Any, Any]) -> Any:
-        """The module: first the attributes that every module has, then its tensors and submodules, then all others."""
+        """The module: first the attributes that every module has, then its tensors and submodules, then all others.
+
+        A piece that a `HoldsPieces` keeps in HELD becomes a plain attribute. So the new module does not register the
+        parameters of the piece.
+        """
         internal, owned = frame
         attributes = new.__dict__
         attributes.update(internal)

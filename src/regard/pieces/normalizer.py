@@ -264,6 +264,11 @@ class LogSumExpNormalizer(Normalizer):
         return logs.clamp_(max=0.0)
 
     def rows_with_logs(self, scores: Tensor, columns: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Both from the scores, because a weight that rounds to 0 has the logarithm -inf.
+
+        torch's functions compute them, except with a sink, which torch does not have. Nothing is written in place,
+        unlike in `log_weights`, because the results have gradients.
+        """
         if self.sink is None:
             return self.normalize_rows(scores, columns)[0], _log_softmax(self.tempered(scores))
         logs = self.tempered(scores)

@@ -71,7 +71,12 @@ def _(scaling: position.Llama3Scaling, frequencies: Array) -> Array:
 
 @rescale.register
 def _(piece: scaling.YaRNScaling, frequencies: Array) -> Array:
-    """By NTK-by-parts: gamma goes from 0 to 1 over the pairs between the two numbers of turns."""
+    """NTK-by-parts: a share gamma of each frequency is divided by the factor.
+
+    gamma is 0 for pairs that make at least `fast` turns in the trained length, 1 for those that make at most `slow`,
+    and grows linearly with the number of the pair between them. Pair m has the frequency f_0 base_of_pair^-m, so it
+    makes `turns` turns if m = log(trained_length f_0 / (2 pi turns)) to the base `base_of_pair`.
+    """
     if len(frequencies) < 2:
         return frequencies
     base_of_pair = frequencies[0] / frequencies[1]
@@ -80,10 +85,10 @@ def _(piece: scaling.YaRNScaling, frequencies: Array) -> Array:
         for turns in (piece.fast, piece.slow)
     ]
     low, high = (math.floor(ends[0]), math.ceil(ends[1])) if piece.is_rounded else ends
-    low, high = max(low, 0), min(high, 2 * len(frequencies) - 1)
+    low, high = max(low, 0), min(high, 2 * len(frequencies) - 1)  # the authors' code has the width, not the pairs
     rescaled = []
     for m, frequency in enumerate(frequencies):
-        gamma = min(max((m - low) / (high - low if high > low else 0.001), 0), 1)
+        gamma = min(max((m - low) / (high - low if high > low else 0.001), 0), 1)  # 0.001: no division by 0
         rescaled.append((1 - gamma) * frequency + gamma * frequency / piece.factor)
     return np.array(rescaled)
 

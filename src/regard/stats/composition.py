@@ -140,7 +140,7 @@ class CompositionScores:
         return sorted(pairs, key=lambda pair: -pair.score)
 
     def table(self, count: Count = 10) -> str:
-        """The first pairs in sentences, under what was compared."""
+        """A title, then at most `count` pairs above chance (`labeled`), the highest score first, one sentence each."""
         chance = "random rotations of the residual stream"
         lines = [f"{self.kind}-composition of {len(self.heads)} heads, compared with {len(self.nulls)} {chance}:"]
         lines += [pair.sentence for pair in self.labeled[:count]]

@@ -428,7 +428,10 @@ def _check(
 
 
 def _drawn(maps: Iterable[AttentionMap], num_queries: int, sample: int) -> Tensor:
-    """The queries that are read, ascending: all, or `sample` at random. All, if ranks of a group share a map."""
+    """The queries that are read, ascending: all, or `sample` at random, the same at each call.
+
+    All, if ranks of a group share a map: its grid has the queries of this rank only, so fewer than the text has.
+    """
     is_shared = any(len(weights.grid.query) < num_queries for weights in maps)
     if num_queries <= sample or is_shared:
         return torch.arange(num_queries)

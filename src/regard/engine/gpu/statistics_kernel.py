@@ -84,7 +84,11 @@ class Sums(NamedTuple):
 
 @triton.jit
 def tanh_of(x):
-    """The hyperbolic tangent: below 5/8 a polynomial (S. L. Moshier's Cephes library, tanhf.c), above by exp."""
+    """The hyperbolic tangent: below 5/8 a polynomial (S. L. Moshier's Cephes library, tanhf.c), above by exp.
+
+    By exp it would lose digits near 0, where two nearly equal numbers are subtracted. A soft cap multiplies the result,
+    so its relative error counts. kernels/rows.h has the same polynomial.
+    """
     x2 = x * x
     p = -5.70498872745e-3 * x2 + 2.06390887954e-2
     p = p * x2 - 5.37397155531e-2

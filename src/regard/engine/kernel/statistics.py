@@ -207,7 +207,10 @@ def _offsets(setting: CallSettings, call: KernelCall, fields: StatisticsFields, 
 def _offset_sums(
     setting: CallSettings, call: KernelCall, fields: StatisticsFields, wanted: Parts
 ) -> Callable[[], None]:
-    """Allocate the sums at consecutive distances, for each part of the work."""
+    """Allocate the sums of weights at consecutive distances, for each part of the work; they are added up after it.
+
+    Callers count distances in positions from `first_offset` on, and the kernel counts in indices: less by the shift.
+    """
     total = wanted.pop("offset_sums")
     fields.first_sum, fields.num_sums = wanted.pop("first_offset") - fields.shift, total.shape[-1]
     sums = zeros(call.B, call.H, fields.num_parts, fields.num_sums)

@@ -98,8 +98,14 @@ class ChunkGradients:
         return [*of_vectors, *self._of_parameters(inputs[3:], grads[3:])]
 
     def _of_parameters(self, numbers: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> Gradients:
-        """The gradients of biases by distance and of directions, continued to the tensors of the pieces."""
-        wanted = self.wanted[3:]  # after value, query and key: in this way biases prepared no tensors that learn
+        """The gradients of the tensors of the pieces, one for each of `parameters`; None where it is not wanted.
+
+        `numbers` are the inputs of the kernel after query, key and value, such as biases by distance and a direction.
+        The pieces computed them with gradients, and the kernel returned `grads` for them: autograd continues from there
+        to the parameters. Keep the graph, because a piece may reuse what it computed for an earlier chunk. A parameter
+        that no number depends on is unused, and gets None.
+        """
+        wanted = self.wanted[3:]  # of the parameters, if no bias prepared tensors: first are value, query and key
         pairs = [(n, g) for n, g in zip(numbers, grads, strict=True) if n is not None and g is not None]
         if not pairs:
             return [None] * len(wanted)

@@ -148,7 +148,10 @@ class Contents:
         self.text.append(str(_remembered(tensor)))
 
     def _read_function(self, function: Any) -> None:
-        """A function by its code, defaults, closure and the globals that it names."""
+        """A function by its code, defaults, closure and the globals that it names.
+
+        The code of functions defined inside of it is among the constants of its code, and is read as code alone.
+        """
         if isinstance(function, CodeType):
             self._read_all((function.co_code, function.co_names, function.co_consts))
         else:

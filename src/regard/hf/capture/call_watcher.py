@@ -208,12 +208,17 @@ class CallWatcher(Watcher):
             self._keep_missing(module, SCRIPTED)
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Keep the attention of a fused module of torch that ended, if no call inside of it was seen."""
+        """Keep the attention of a fused module of torch that ended, if no call inside of it was seen.
+
+        A call was seen if its edited form was kept (`call_edited`), or if the number of calls grew while it ran. The
+        output is None after an error: then nothing is kept.
+        """
         if not self._is_own():
             return
         if function_calls.is_first(self):
             function_calls.module_ended(module)
         running = self.running.modules
+        # it may be missing (`module_started`); modules above it, here and in `layers`, began inside and never ended
         while module in running and running.pop() is not module:
             pass
         if not any(layer is module for layer, _ in self.layers):
@@ -261,10 +266,14 @@ class CallWatcher(Watcher):
         self._keep_new(type(call.module).__name__, lambda: observed_backend(call, output))
 
     def on_attention_with_values(self, module: nn.Module | None, weights: AttentionMap, values: Values) -> None:
-        """Keep a map that a module of `regard.nn` reports, or `attend` (no module)."""
+        """Keep a map that a module of `regard.nn` reports, or `attend` (no module).
+
+        `values` computes the values (B, G, J, E); it is None if no rank has all of them. A report of `attend` is left
+        out if the same attention is reported otherwise: by the backend of transformers or the module that called it.
+        """
         running = self.running.modules
         if module is None and (backend_calls.inside or (running and isinstance(running[-1], Attends))):
-            return  # the backend call is observed, and these modules report their own maps
+            return
         kind = "regard.attend" if module is None else type(module).__name__
         if (name := self._new_name(kind)) is not None:
             with function_calls.paused():  # to detach a map may score a pair

@@ -30,9 +30,11 @@ from regard.pieces.grid import Grid
 def call_tensors(
     call: AttentionCall, translation: Translation, with_values: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Queries, keys, and values if they are kept; keys and values of a static cache are copies.
+    """Queries (B, H, I, D), keys (B, G, J, D) and values (B, G, J, E), None without `with_values`.
 
-    They have their graphs in grad mode, in which a watch only calls this to keep graphs.
+    The queries are those of `translation`, which may have the scale in them. In grad mode the tensors have their
+    graphs: a watch calls this in grad mode only to keep graphs. Keys and values of a static cache are copied, because
+    the next step of the model overwrites them.
     """
     tensors = translation.query, call.key, call.value
     query, key, value = tensors if torch.is_grad_enabled() else (tensor.detach() for tensor in tensors)
@@ -43,7 +45,11 @@ def call_tensors(
 
 
 def _is_static(call: AttentionCall) -> bool:
-    """Whether keys and values belong to a cache that is written in place."""
+    """Whether keys and values belong to a cache that is written in place.
+
+    Static caches of transformers mark their tensors for torch.compile (`mark_static_address`). A module that calls
+    F.scaled_dot_product_attention itself may keep its cache in a buffer.
+    """
     if hasattr(call.key, "_dynamo_static_input_type"):
         return True
     place = call.key.untyped_storage().data_ptr()

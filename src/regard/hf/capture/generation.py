@@ -36,7 +36,11 @@ class GenerationParts(CallParts):
 
     @cached_property
     def joined(self) -> Tensor:
-        """The input of the output projection, (B, I, H, E), computed anew as weights @ values."""
+        """The input of the output projection, (B, I, H, E), for the whole text, computed anew as weights @ values.
+
+        The inputs that the watch kept are those of single passes. weights @ values equal them only if the projection
+        reads the weighted values directly, without a gate or a norm between: `is_direct`, tested on the last pass.
+        """
         if not self.is_direct:
             raise NoValues(
                 "a gate or a norm before the output projection belongs to a single pass; read the parts of a pass: "

@@ -568,11 +568,11 @@ def _source(call: KeptCall, has_all: bool = False) -> Callable[[], AttentionMap]
 
 
 def _is_one_map(parts: Sequence[CallRows], num_queries: int, num_keys: int) -> bool:
-    """Whether the only part is the whole map of its call."""
+    """Whether there is only one part, and it is the whole map of its call, with all batch entries in their order."""
     part = parts[0]
     B, _, num_rows, num_columns = part.call.shape
     if part.call.has_state:
-        num_rows = num_columns
+        num_rows = num_columns  # the map of a recurrent layer has a row for every token so far (`_source`)
     whole = (part.rows, part.offset, num_rows, num_columns) == (range(num_rows), 0, num_queries, num_keys)
     return len(parts) == 1 and whole and torch.equal(part.entries, torch.arange(B))
 

@@ -307,7 +307,7 @@ class Trace:
     ) -> None:
         """Trace one input of a function to its outputs: as the same weights, moved or multiplied, or as changed ones.
 
-        An output that another input has marked as changed stays so.
+        An output that is the input itself, or that another input has marked as changed, stays as it is.
         """
         for output in outputs:
             known = self._of(output)
@@ -317,6 +317,7 @@ class Trace:
             if values is not None:
                 self._traced[id(output)] = replace(part, tensor=output, values=values)
                 continue
+            # weights times values may only be summed over keys (`weighted_sum`): any other function changes them
             axis = None if part.values is not None else _axis_after(part, name, args, kwargs, output)
             changed_by = part.changed_by or ("" if axis is not None else name)
             self._traced[id(output)] = replace(part, tensor=output, axis=axis or part.axis, changed_by=changed_by)
