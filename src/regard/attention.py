@@ -26,7 +26,7 @@ from regard.pieces.mask import Mask, causal
 from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.normalizer import Normalizer, Softmax
 from regard.pieces.position import Encoding
-from regard.pieces.score import Dot, Score
+from regard.pieces.score import Dot, Score, dot_scale
 from regard.pieces.selection import Selection
 from regard.pieces.transition import Steps, Transition, scaled_steps
 
@@ -475,7 +475,7 @@ class Transported(Family):
         if attention.mask is None or not attention.mask.is_lower_triangular:
             got = repr(attention.mask)
             raise RegardError(f"Attention: with a transition the mask is causal(), or left out; got {got}.")
-        if attention.score.scale(1) is None:
+        if dot_scale(attention.score, 1) is None:
             raise RegardError(
                 f"Attention: a transition needs a score that is a dot product, such as Dot(), got {attention.score!r}."
             )

@@ -54,6 +54,16 @@ SELECTIONS = [
 ]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_rounded_softmax_may_be_given(dtype):
+    """In bfloat16, 3 weights of 1/3 sum to 1.002. A sum that rounding does not explain is refused."""
+    rows = torch.randn(64, 12).softmax(-1)
+    rows[0] = (torch.arange(12) < 3) / 3
+    assert torch.equal(rg.edits.ReplaceWeights(rg.Where(), rows.to(dtype)).weights, rows.to(dtype))
+    with pytest.raises(rg.RegardError, match="must sum to 1"):
+        rg.edits.ReplaceWeights(rg.Where(), (rows * 1.02).to(dtype))
+
+
 @pytest.mark.parametrize(("text", "pairs"), SELECTIONS, ids=lambda value: value if isinstance(value, str) else "")
 def test_a_short_text_selects_the_pairs_that_it_names(model, text, pairs):
     roles = {"induction": [(0, 1), (1, 3)]}

@@ -210,6 +210,17 @@ def test_calls_of_the_same_shapes_keep_their_dtype_and_their_gradients(num_queri
                 torch.testing.assert_close(got.double(), wanted, **CLOSE)
 
 
+@pytest.mark.parametrize("num_queries", [1, 2])
+@torch.no_grad()
+def test_autocast_of_an_earlier_call_allows_no_later_call(num_queries):
+    """Keys of another dtype than queries are refused without autocast, also after a call of the same kind with it."""
+    tensors = torch.randn(1, 2, num_queries, 8), *torch.randn(2, 1, 2, 9, 8, dtype=torch.bfloat16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert backend.run(Calling(True), *tensors, None)[0].dtype == torch.bfloat16
+    with pytest.raises(rg.RegardError, match="they must"):
+        backend.run(Calling(True), *tensors, None)
+
+
 def test_layers_whose_calls_are_alike_read_their_mask_once(monkeypatch):
     net, translated = named("Mistral").make("regard"), []
     monkeypatch.setattr(backend, "translate", lambda call, masks: translated.append(1) or translate(call, masks))

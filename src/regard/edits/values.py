@@ -95,7 +95,7 @@ def _choice(choice: Any) -> Any:
 Given = Tensor | str | AttentionMap | Mapping
 #: Equal weights of all keys that the mask allows.
 UNIFORM = "uniform"
-#: The largest error of a sum of given weights.
+#: The largest error of a sum of given weights, if their dtype does not round by more.
 ROUNDING = 1e-3
 #: What an `ActivationPatch` may replace.
 PARTS = ("output", "query", "key", "value")
@@ -331,9 +331,9 @@ def _check_weights(weights: Any) -> None:
 
 
 def check_sums(rows: Tensor, least: float = 1.0) -> None:
-    """Refuse rows whose weights sum to more than 1, or to less than `least`."""
-    total = rows.double().sum(-1).flatten()
-    wrong = (total > 1 + ROUNDING) | (total < least - ROUNDING)
+    """Refuse rows whose weights sum to more than 1, or to less than `least`, by more than their dtype rounds."""
+    total, error = rows.double().sum(-1).flatten(), max(ROUNDING, torch.finfo(rows.dtype).eps / 2)
+    wrong = (total > 1 + error) | (total < least - error)
     if bool(wrong.any()):
         row = int(wrong.nonzero()[0])
         raise RegardError(

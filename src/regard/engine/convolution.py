@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from regard.base.shapes import at_least_float32
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.pieces.convolution import ConvolutionFilter
-from regard.pieces.score import scale_of_heads
+from regard.pieces.score import dot_scale, scale_of_heads
 from regard.pieces.transition import with_heads
 
 #: Up to `FEW` taps one sum for each distance is fastest, above `MANY` Fourier transforms are, between them conv1d.
@@ -29,7 +29,7 @@ class ConvolutionEngine(Engine):
         is_filter = len(attention.bias) == 1 and isinstance(attention.bias[0], ConvolutionFilter)
         if not is_filter or not attention.normalizer.is_linear or attention.normalizer.row_sum is not None:
             return "it needs one ConvolutionFilter, such as Taps, and the Unnormalized normalizer"
-        if attention.score.scale(query.shape[-1]) is None:
+        if dot_scale(attention.score, query.shape[-1]) is None:
             return f"{type(attention.score).__name__} is no dot product"
         if attention.mask is not None and not attention.mask.relative:
             return f"its mask must depend on the distance only, and {attention.mask!r} does not"

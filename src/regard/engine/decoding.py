@@ -21,6 +21,7 @@ from regard.engine.kernel.operator import decode as decode_by_kernel
 from regard.engine.recurrent.engine import recur
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors
 from regard.pieces.contents import Originals, split_tensors
+from regard.pieces.score import dot_scale
 from regard.pieces.transition import Steps, scaled_steps, with_heads
 
 #: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
@@ -97,7 +98,7 @@ class DecodingStep(NextToken):
         others = attention.position, attention.selection, attention.transition, *attention.bias
         if any(other is not None for other in others) or softmax is None or softmax.sink is not None:
             return None
-        scale = attention.score.scale(query.shape[3])
+        scale = dot_scale(attention.score, query.shape[3])
         prepared = attention.score.prepare(query, key)
         if not isinstance(scale, float | int) or prepared[0] is not query or prepared[1] is not key:
             return None  # `run` compares queries and keys as they are

@@ -17,7 +17,7 @@ from regard.engine.problem import Problem
 from regard.engine.rows import finished_rows
 from regard.engine.strided_blocks import BlockRun
 from regard.engine.transforms import HIDDEN_GRADIENTS
-from regard.pieces.bias import AdditiveBias
+from regard.pieces.bias import is_additive
 from regard.pieces.grid import Grid, along_diagonals
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LogSumExpNormalizer, RowStatistic, any_coarse
@@ -194,7 +194,7 @@ class FlashRows:
         if p.scale is None:
             return "its weights are no softmax of scaled dot products"
         for bias in attention.bias:
-            if not isinstance(bias, AdditiveBias):
+            if not is_additive(bias):
                 return f"{type(bias).__name__} does not add to the scores, so it cannot be given as a mask"
         if p.learns_bias:
             return "the bias requires gradients, which the fused kernel does not support"

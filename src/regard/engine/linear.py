@@ -21,6 +21,7 @@ from regard.engine.kernel.sums import CompiledAverages, compiled_sums, sum_gradi
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
 from regard.pieces.mask import Mask, conjuncts
+from regard.pieces.score import dot_scale
 
 #: Tokens of a chunk, whose pairs are scored. With twice as many, a call takes 10 % longer (64 and 256 features).
 CHUNK = 64
@@ -40,7 +41,7 @@ class LinearEngine(Engine):
     def _refusal(self, problem: Problem) -> str | None:
         attention = problem.attention
         is_average = attention.normalizer.is_linear and attention.normalizer.row_sum == 1.0
-        if not is_average or attention.score.scale(problem.prepared.query.shape[-1]) != 1.0:
+        if not is_average or dot_scale(attention.score, problem.prepared.query.shape[-1]) != 1.0:
             return "it needs a FeatureScore with the SumNormalizer"
         if attention.bias:
             return "a bias acts on single scores, which this engine does not compute"

@@ -8,7 +8,7 @@ alone becomes a table of I + J - 1 numbers. A piece that depends on one token be
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import reduce, singledispatch
+from functools import reduce
 from operator import and_
 
 import torch
@@ -16,11 +16,12 @@ from torch import Tensor
 
 from regard.base.shapes import to_device
 from regard.engine.problem import Problem
-from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
+from regard.pieces.bias import Bias, ShawBias, Softcap, is_additive
 from regard.pieces.data_masks import documents, global_tokens, mask_mod, mask_tensor, random_blocks
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Both, Either, Mask, Not, block_local, causal, window
 from regard.pieces.neighborhoods import neighborhood, sliding_tiles
+from regard.pieces.piece import by_class
 from regard.pieces.same_group import SameGroup
 from regard.pieces.tensor_bias import LearnedBias, TensorBias
 from regard.pieces.trees import tree
@@ -68,13 +69,13 @@ def diagonals(problem: Problem) -> tuple[Grid, Callable[[Tensor, Tensor], Tensor
 # Scores
 
 
-@singledispatch
+@by_class("transform", "term")
 def change_of(bias: Bias, problem: Problem, rows: Tensor | None, cols: Tensor | None) -> PairScore:
     """A bias as a function of one score; `NoLowering` if there is none.
 
     `rows` and `cols` are what the bias prepared for queries (B, H, I, ...) and keys, as in `Prepared`.
     """
-    if not (isinstance(bias, AdditiveBias) and bias.relative):
+    if not (is_additive(bias) and bias.relative):
         raise NoLowering(f"{type(bias).__name__} has no form for single pairs")
     line, place = diagonals(problem)
     precision = torch.promote_types(problem.query.dtype, torch.float32)
@@ -120,7 +121,7 @@ def _(bias: LearnedBias, problem: Problem, rows: Tensor | None, cols: Tensor | N
 # Masks
 
 
-@singledispatch
+@by_class("allowed")
 def pairs_of(mask: Mask, problem: Problem) -> PairMask:
     """A mask as a function of one pair; `NoLowering` if there is none."""
     if mask.keys_only:

@@ -21,6 +21,7 @@ from regard.pieces.call_tensors import CallTensors
 from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
+from regard.pieces.score import dot_scale
 
 if TYPE_CHECKING:
     from regard.engine.kernel.attention import RowFolds
@@ -129,7 +130,7 @@ class Problem:
         softmax = self.attention.normalizer.as_softmax
         if softmax is None:
             return None
-        scale = self.attention.score.scale(self.prepared.query.shape[-1])
+        scale = dot_scale(self.attention.score, self.prepared.query.shape[-1])
         if scale is None or isinstance(scale, Tensor) or isinstance(softmax.temperature, Tensor):
             return None  # kernels take one number for all heads, without gradients
         return scale / softmax.temperature

@@ -99,7 +99,7 @@ def _kind(call: AttentionCall) -> tuple[Any, ...] | None:
         return None
     masked = None if mask is None else (mask.rule, mask.shape)
     learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    dtypes = query.dtype, key.dtype, value.dtype
+    dtypes = query.dtype, key.dtype, value.dtype, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
     return masked, query.shape, key.shape, value.shape, *dtypes, learns, call.causal, *options
 
 

@@ -32,7 +32,7 @@ from regard.pieces.convolution import Taps
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal, window
 from regard.pieces.normalizer import Normalizer, RowStatistic, Unnormalized, any_coarse
-from regard.pieces.score import Dot, scale_of_heads
+from regard.pieces.score import Dot, dot_scale, scale_of_heads
 
 #: If a range of queries has more tiles, their scores are not kept: they are computed again after the row statistic.
 STRIP = 32
@@ -496,7 +496,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
     if type(weights) is not ScoredMap:
         return False
     attention = weights.attention
-    scale = attention.score.scale(weights.score_width)
+    scale = dot_scale(attention.score, weights.score_width)
     is_plain = attention.normalizer.as_softmax is not None and not attention.bias
     has_one_mask = (
         attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1

@@ -28,6 +28,7 @@ from regard.normalizers import Softmax
 from regard.pieces.contents import versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import sees_no_later_key
+from regard.pieces.score import dot_scale
 
 #: The normalizer for which a single query needs no engine.
 PLAIN = Softmax()
@@ -211,7 +212,7 @@ class ProjectedKV:
     def has_products(self) -> bool:
         """Whether scores are scaled dot products without a bias, which the fused kernel can compute."""
         # the width, here 1, changes the factor, but not its kind: None or a tensor where the kernel cannot run
-        return isinstance(self.attention.score.scale(1), float | int) and not self.attention.bias
+        return isinstance(dot_scale(self.attention.score, 1), float | int) and not self.attention.bias
 
 
 def read(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None = None) -> ModuleOutput:
@@ -324,7 +325,7 @@ def _fused(attention: Attention, query: Tensor, key: Tensor, keys: ProjectedKV) 
 
     `decode` takes the mask of keys as flags, or computes the tensor that is added to scores if its kernel needs that.
     """
-    scale = attention.score.scale(query.shape[3])
+    scale = dot_scale(attention.score, query.shape[3])
     assert isinstance(scale, float | int), "has_products says so"
     real = None if keys.mask is None else keys.mask.real_keys
     return decode(query, key, keys.value, scale, real, lambda: keys.added)[0].to(keys.value.dtype)

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 from regard.pieces.grid import Grid, along_diagonals
-from regard.pieces.piece import Piece
+from regard.pieces.piece import Piece, computes_as
 from regard.pieces.position import angles
 
 #: What a bias prepares: a tensor of the queries and one of the keys, each (B, H, n, W); None if it needs none.
@@ -315,6 +315,21 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def extra_repr(self) -> str:
         return f"{self.content.shape[0]}, {self.head_dim}"
+
+
+def is_additive(bias: Bias) -> TypeGuard[AdditiveBias]:
+    """Whether the bias adds its `term`, and nothing else."""
+    return computes_as(bias, AdditiveBias, "transform")
+
+
+def is_softcap(bias: Bias) -> TypeGuard[Softcap]:
+    """Whether the bias is the soft cap of its `cap`."""
+    return computes_as(bias, Softcap, "transform")
+
+
+def is_shaw(bias: Bias) -> TypeGuard[ShawBias]:
+    """Whether the bias adds the terms that `ShawBias` adds."""
+    return computes_as(bias, ShawBias, "transform", "term")
 
 
 def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:

@@ -178,7 +178,7 @@ class documents(Mask):
             )
 
     def allowed(self, grid: Grid) -> Tensor:
-        of_queries, of_keys = self.numbers(grid)
+        of_queries, of_keys = documents.numbers(self, grid)  # a subclass may have none
         return ((of_queries[:, None] == of_keys) & (of_queries >= 0)[:, None])[None, None]
 
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:

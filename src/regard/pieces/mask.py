@@ -28,6 +28,12 @@ from regard.pieces.mask_checks import check_batch
 from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.piece import Piece
 
+#: What a mask says about its rule, `allowed`.
+PROMISES = {
+    *("relative", "keys_only", "batched", "is_lower_triangular", "real_keys"),
+    *("any_allowed", "all_allowed", "remaining", "numbers", "edges", "of_entry", "select"),
+}
+
 
 class Mask(Piece):
     """Base of all masks. A new mask defines `allowed`; `any_allowed` and `all_allowed` make it fast.
@@ -58,6 +64,14 @@ class Mask(Piece):
     is_kept: bool = False
     #: Whether it holds other masks or functions. A mask of this package that holds none never changes.
     holds_parts: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """A class that overrides the rule of another mask inherits nothing that the other says about its rule."""
+        super().__init_subclass__(**options)
+        rules = [base.allowed for base in cls.__bases__ if issubclass(base, Mask)]
+        if "allowed" in vars(cls) and not all(getattr(rule, "__isabstractmethod__", False) for rule in rules):
+            for name in PROMISES - vars(cls).keys():
+                setattr(cls, name, vars(Mask)[name])
 
     @abstractmethod
     def allowed(self, grid: Grid) -> Tensor:

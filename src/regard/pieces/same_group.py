@@ -41,7 +41,7 @@ class SameGroup(Mask):
         object.__setattr__(self, "groups", own_copy(self.groups))
 
     def allowed(self, grid: Grid) -> Tensor:
-        of_query, of_key = self.numbers(grid)
+        of_query, of_key = SameGroup.numbers(self, grid)  # a subclass may have none
         of_query = of_query[:, None, :, None]
         return (of_query == of_key[:, None, None]) & (of_query >= 0)
 

@@ -21,7 +21,7 @@ from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, at_least_float32, grouped_scores
 from regard.pieces.contents import learned_parts
 from regard.pieces.grid import Grid
-from regard.pieces.piece import Piece
+from regard.pieces.piece import Piece, computes_as
 
 
 class Score(Piece):
@@ -68,14 +68,23 @@ class Score(Piece):
 
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""
-        scale = scale_of_heads(self, query, grid)
+        scale = _scale_of_heads(self.scale(query.shape[-1]), query, grid)
         assert scale is not None, "a score without a scale must define tile"
         return grouped_scores(query * scale, key)
 
 
+def dot_scale(score: Score, head_dim: int) -> float | Tensor | None:
+    """`score.scale`; None too if a subclass of a dot product has a `tile` of its own, which is another score."""
+    return score.scale(head_dim) if computes_as(score, Score, "tile") else None
+
+
 def scale_of_heads(score: Score, query: Tensor, grid: Grid) -> float | Tensor | None:
-    """The factor of q.k for the heads of a tile, which may be a part of all heads, in the dtype of the queries."""
-    scale = score.scale(query.shape[-1])
+    """`dot_scale` for the heads of a tile, which may be a part of all heads, in the dtype of the queries."""
+    return _scale_of_heads(dot_scale(score, query.shape[-1]), query, grid)
+
+
+def _scale_of_heads(scale: float | Tensor | None, query: Tensor, grid: Grid) -> float | Tensor | None:
+    """A factor for the heads of a tile."""
     if not isinstance(scale, Tensor):
         return scale
     return (scale[grid.head] if scale.ndim else scale).to(query.dtype)

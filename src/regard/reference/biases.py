@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
 from regard.pieces import bias, convolution, distance_bias, forgetting
+from regard.pieces.piece import by_class
 from regard.reference.basics import Array, Place, array, undefined
 
 
-@singledispatch
+@by_class("prepare", "transform", "term")
 def shift(piece: object, s: Array, q: Array, k: Array, place: Place) -> Array:
     """Scores (I, J) of one head -> scores (I, J); `q` (I, D) and `k` (J, D) are its queries and keys."""
     raise undefined("shift", piece)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import singledispatch
 
 import numpy as np
 import torch
 
 from regard.pieces import chosen, data_masks, key_groups, mask, neighborhoods, same_group, trees
+from regard.pieces.piece import by_class
 from regard.reference.basics import Array, Place, undefined
 
 
-@singledispatch
+@by_class("allowed")
 def attends(piece: object, place: Place) -> Array:
     """Which query may attend to which key: (I, J), True = may."""
     raise undefined("attends", piece)

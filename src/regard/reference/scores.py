@@ -8,10 +8,11 @@ from functools import singledispatch
 import numpy as np
 
 from regard.pieces import feature_maps, score
+from regard.pieces.piece import by_class
 from regard.reference.basics import Array, array, undefined
 
 
-@singledispatch
+@by_class("prepare", "tile", "scale")
 def compare(piece: object, q: Array, k: Array, h: int) -> Array:
     """Scores (I, J) of queries (I, D) and keys (J, D') of query head `h`."""
     raise undefined("compare", piece)

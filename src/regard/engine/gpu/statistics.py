@@ -16,7 +16,7 @@ from regard.engine.kernel.engine import LARGEST_WIDTH, MASK_BYTES
 from regard.engine.kernel.statistics import Parts
 from regard.engine.kernel.structures import DTYPES
 from regard.engine.problem import Problem
-from regard.pieces.bias import ShawBias
+from regard.pieces.bias import is_shaw
 from regard.pieces.data_masks import mask_mod
 from regard.pieces.mask import Mask, leaves
 
@@ -44,7 +44,7 @@ def terms_of(problem: Problem) -> KernelProblem | None:
     if query.dtype != key.dtype or query.dtype not in DTYPES or query.shape[-1] > LARGEST_WIDTH:
         return None
     terms = KernelProblem(problem, QUERIES)
-    if terms.unfit_bias() is not None or any(isinstance(bias, ShawBias) for bias in attention.bias):
+    if terms.unfit_bias() is not None or any(is_shaw(bias) for bias in attention.bias):
         return None
     return terms if _has_known_masks(attention.mask) and terms.mask_bytes <= MASK_BYTES else None
 

@@ -28,10 +28,11 @@ from regard.engine.kernel.mask_layout import Layout
 from regard.engine.kernel.structures import DTYPES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed
-from regard.pieces.bias import AdditiveBias, Bias, ShawBias, Softcap
+from regard.pieces.bias import Bias, is_additive, is_shaw, is_softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LogSumExpNormalizer, any_coarse
+from regard.pieces.piece import computes_as
 from regard.pieces.score import TanhScore
 
 #: Widest query and value that the kernels compute, and most hidden units of an additive score.
@@ -197,27 +198,27 @@ class KernelProblem:
     def unfit_bias(self) -> str | None:
         """Why the biases are not numbers for each distance, before and after one soft cap; None if they are."""
         biases = self.problem.attention.bias
-        caps = [bias.cap for bias in biases if isinstance(bias, Softcap)]
+        caps = [bias.cap for bias in biases if is_softcap(bias)]
         if len(caps) > 1:
             return "it computes one soft cap, and there are several"
         if any(isinstance(cap, Tensor) for cap in caps):
             return "its soft cap is a number without a gradient, and here it is a tensor"
         for bias in biases:
-            if not isinstance(bias, Softcap | ShawBias) and not (isinstance(bias, AdditiveBias) and bias.relative):
+            if not (is_softcap(bias) or is_shaw(bias) or (is_additive(bias) and bias.relative)):
                 return f"{type(bias).__name__} is no number for each head and each distance j - i"
         if (unfit := self._unfit_shaw()) is not None:
             return unfit
-        if any(isinstance(bias, AdditiveBias) for bias in biases) and len(self.problem.positions.keys.intervals) != 1:
+        if any(is_additive(bias) for bias in biases) and len(self.problem.positions.keys.intervals) != 1:
             return "the keys have gaps between their positions, so a bias is no vector of distances"
         return None
 
     def _unfit_shaw(self) -> str | None:
         """Why the kernels cannot add the terms of `ShawBias`, one for each row and distance; None if they can."""
-        kinds = [type(bias) for bias in self.problem.attention.bias]
-        shaw = [n for n, kind in enumerate(kinds) if issubclass(kind, ShawBias)]
+        biases = self.problem.attention.bias
+        shaw = [n for n, bias in enumerate(biases) if is_shaw(bias)]
         if len(shaw) > 1:
             return "it computes one ShawBias, and there are several"
-        if shaw and Softcap in kinds[: shaw[0]]:
+        if shaw and any(map(is_softcap, biases[: shaw[0]])):
             return "it adds a ShawBias before the soft cap, and here the cap comes first"
         return None
 
@@ -243,8 +244,8 @@ class KernelProblem:
     @cached_property
     def direction(self) -> Tensor | None:
         """v of additive scores v . tanh(q + k); None for all other scores."""
-        score = self.problem.attention.score  # of a subclass that scores in another way, the kernels know nothing
-        return score.direction if isinstance(score, TanhScore) and type(score).tile is TanhScore.tile else None
+        score = self.problem.attention.score
+        return score.direction if computes_as(score, TanhScore, "tile") else None
 
     @cached_property
     def scale(self) -> float | None:
@@ -280,7 +281,7 @@ class KernelProblem:
     @property
     def cap(self) -> float | None:
         """The soft cap divided by the temperature, since the scores are divided before it; None: no soft cap."""
-        caps = [bias.cap for bias in self.problem.attention.bias if isinstance(bias, Softcap)]
+        caps = [bias.cap for bias in self.problem.attention.bias if is_softcap(bias)]
         return caps[0] / self._temperature if caps else None
 
     @property
@@ -304,7 +305,7 @@ class KernelProblem:
         range (`Layout.distances`), the numbers after the cap are -inf at the others.
         """
         biases = self.problem.attention.bias
-        cap = next((n for n, bias in enumerate(biases) if isinstance(bias, Softcap)), len(biases))
+        cap = next((n for n, bias in enumerate(biases) if is_softcap(bias)), len(biases))
         before, after = self._by_distance(biases[:cap]), self._by_distance(biases[cap + 1 :])
         if self.layout.distances is not None:
             allowed = self.layout.distances.allowed(self._line)[:, :, 0].expand(1, self.problem.sizes.H, -1)[0]
@@ -318,14 +319,14 @@ class KernelProblem:
     def _clipped(self) -> Tensor | None:
         """The terms of a ShawBias, (B, H, I, 2 reach + 1 and a margin at both ends); None if there is none."""
         for bias, rows in zip(self.problem.attention.bias, self.problem.prepared.rows, strict=True):
-            if isinstance(bias, ShawBias) and rows is not None:
+            if is_shaw(bias) and rows is not None:
                 return bias.by_distance(rows, CLIPPED_MARGIN).float() / self._temperature
         return None
 
     def _first_clipped(self) -> int:
         """The distance of indices at which the rows of `_clipped` begin."""
         positions = self.problem.positions
-        reach = next((bias.reach for bias in self.problem.attention.bias if isinstance(bias, ShawBias)), 0)
+        reach = next((bias.reach for bias in self.problem.attention.bias if is_shaw(bias)), 0)
         return positions.start - positions.keys.intervals[0][0] - reach - CLIPPED_MARGIN
 
     @property
@@ -336,7 +337,7 @@ class KernelProblem:
 
     def _by_distance(self, biases: tuple[Bias, ...]) -> Tensor | None:
         """The sum of biases for each head and distance, (H, I + J - 1), without ShawBias: `_clipped` has its terms."""
-        biases = tuple(bias for bias in biases if not isinstance(bias, ShawBias))
+        biases = tuple(bias for bias in biases if not is_shaw(bias))
         if not biases:
             return None
         line = self._line

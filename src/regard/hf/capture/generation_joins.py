@@ -27,7 +27,7 @@ from regard.maps import Distance, Entropy, KeyTotals, MassOn, Reduction, RowLink
 from regard.maps.attention_map import AttentionMap
 from regard.maps.joined import JoinedMap, MapRows
 from regard.maps.scored_map import ScoredMap
-from regard.pieces.bias import Softcap
+from regard.pieces.bias import is_softcap
 from regard.pieces.contents import tensors_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal, window
@@ -112,7 +112,7 @@ def _are_mergeable(attentions: Sequence[Attention]) -> bool:
     sinks = [tensors_of(attention.normalizer) for attention in attentions]
     if not all(all(map(torch.equal, own, sinks[0])) for own in sinks):
         return False
-    if any(a.position is not None or not all(isinstance(bias, Softcap) for bias in a.bias) for a in attentions):
+    if any(a.position is not None or not all(map(is_softcap, a.bias)) for a in attentions):
         return False
     return len({(repr(a.bias), repr(a.score), repr(a.normalizer)) for a in attentions}) == 1
 

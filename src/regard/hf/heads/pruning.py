@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.versions import fills_width
-from regard.biases import ShawBias, Softcap
 from regard.composites import Composite
 from regard.hf.heads.model_heads import Heads, ModelHeads
 from regard.hf.names import COUNTS
 from regard.nn import MultiHeadAttention
+from regard.pieces.bias import is_shaw, is_softcap
 from regard.pieces.contents import tensors_of
 from regard.scores import Bilinear
 
@@ -207,7 +207,7 @@ def _piece_per_head(attention: Attention | Composite) -> str | None:
         return (
             f"its {type(attention).__name__} is made of several attentions, whose parts may have numbers for each head"
         )
-    pieces = [bias for bias in attention.bias if not isinstance(bias, ShawBias | Softcap)]
+    pieces = [bias for bias in attention.bias if not (is_shaw(bias) or is_softcap(bias))]
     pieces += [attention.normalizer] if any(tensor.ndim for tensor in tensors_of(attention.normalizer)) else []
     pieces += [attention.score] if isinstance(attention.score, Bilinear) and len(attention.score.weight) > 1 else []
     pieces += [attention.transition] if tensors_of(attention.transition) else []
