@@ -6,6 +6,7 @@ import copy
 import pickle
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -263,6 +264,24 @@ def test_layers_are_chosen_as_in_watch():
     torch.testing.assert_close(last[0].dense(), whole[1].dense())
     relevance = rg.attribute(model, inputs, 9, "chefer", layers=[1], test=False)
     assert list(relevance) == [whole.names[1]]
+
+
+def test_a_class_is_found_by_its_name_with_and_without_a_tokenizer():
+    """A tokenizer splits names of classes, and knows some as tokens whose ids are no classes."""
+    vocabulary = {"<unk>": 0, "good": 1, "LABEL_1": 2, **{f"w{n}": n for n in range(3, V)}}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    model, inputs = built("BertForSequenceClassification"), text("BertForSequenceClassification")
+    expected = rg.attribute(model, inputs, 1, test=False)
+    for given in (None, tokenizer):
+        named = rg.attribute(model, inputs, "LABEL_1", test=False, tokenizer=given)
+        torch.testing.assert_close(named[0].dense(), expected[0].dense())
+        with pytest.raises(rg.RegardError, match="no such class. Did you mean 'LABEL_1'"):
+            rg.attribute(model, inputs, "LABEL1", test=False, tokenizer=given)
+    model.config.label2id = {}  # the classes have no names
+    with pytest.raises(rg.RegardError, match="none of the 3 tokens or classes"):
+        rg.attribute(model, inputs, "w9", test=False, tokenizer=tokenizer)
 
 
 def test_mistakes_are_explained():
