@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 
 import pytest
 import tokenizers
@@ -277,11 +278,19 @@ def test_a_class_is_found_by_its_name_with_and_without_a_tokenizer():
     for given in (None, tokenizer):
         named = rg.attribute(model, inputs, "LABEL_1", test=False, tokenizer=given)
         torch.testing.assert_close(named[0].dense(), expected[0].dense())
-        with pytest.raises(rg.RegardError, match="no such class. Did you mean 'LABEL_1'"):
+        with pytest.raises(rg.RegardError, match=r"no such class\. Did you mean 'LABEL_1'"):
             rg.attribute(model, inputs, "LABEL1", test=False, tokenizer=given)
     model.config.label2id = {}  # the classes have no names
     with pytest.raises(rg.RegardError, match="none of the 3 tokens or classes"):
         rg.attribute(model, inputs, "w9", test=False, tokenizer=tokenizer)
+
+
+def test_a_figure_without_matplotlib_names_the_class_of_the_curves(monkeypatch):
+    model, ids = built("GPT2LMHeadModel"), text("GPT2LMHeadModel")["input_ids"]
+    curves = rg.faithfulness(model, ids, torch.arange(7.0), 9)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(rg.RegardError, match=rf"^{type(curves).__name__}\.figure"):
+        curves.figure()
 
 
 def test_mistakes_are_explained():
