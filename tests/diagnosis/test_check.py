@@ -611,6 +611,15 @@ def test_a_batch_of_one_that_loses_its_axis_is_a_mistake():
     assert rg.check(squeezed, limit=None).mistakes == ("sequences of a batch mix",)
 
 
+def test_queries_may_be_narrower_than_the_output():
+    def narrow(q, k, v):
+        return (q @ k[..., :8].mT / 8**0.5).softmax(-1) @ v
+
+    report = rg.check(narrow, torch.randn(2, 5, 8), *torch.randn(2, 2, 6, 16))
+    assert "1/sqrt(8)" in finding_of(report, "scale").evidence
+    assert {finding_of(report, what).verdict for what in ("scale", "query and key", "softmax axis")} == {"right"}
+
+
 def test_causal_is_said_only_where_no_later_key_is_visible():
     """A window of both sides is not causal, and keys that are chosen by their scores have no order at all."""
 
