@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -263,6 +265,32 @@ def test_layers_are_chosen_as_in_watch():
     torch.testing.assert_close(last[0].dense(), whole[1].dense())
     relevance = rg.attribute(model, inputs, 9, "chefer", layers=[1], test=False)
     assert list(relevance) == [whole.names[1]]
+
+
+def test_a_class_is_found_by_its_name_with_and_without_a_tokenizer():
+    """A tokenizer splits names of classes, and knows some as tokens whose ids are no classes."""
+    vocabulary = {"<unk>": 0, "good": 1, "LABEL_1": 2, **{f"w{n}": n for n in range(3, V)}}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>")
+    model, inputs = built("BertForSequenceClassification"), text("BertForSequenceClassification")
+    expected = rg.attribute(model, inputs, 1, test=False)
+    for given in (None, tokenizer):
+        named = rg.attribute(model, inputs, "LABEL_1", test=False, tokenizer=given)
+        torch.testing.assert_close(named[0].dense(), expected[0].dense())
+        with pytest.raises(rg.RegardError, match=r"no such class\. Did you mean 'LABEL_1'"):
+            rg.attribute(model, inputs, "LABEL1", test=False, tokenizer=given)
+    model.config.label2id = {}  # the classes have no names
+    with pytest.raises(rg.RegardError, match="none of the 3 tokens or classes"):
+        rg.attribute(model, inputs, "w9", test=False, tokenizer=tokenizer)
+
+
+def test_a_figure_without_matplotlib_names_the_class_of_the_curves(monkeypatch):
+    model, ids = built("GPT2LMHeadModel"), text("GPT2LMHeadModel")["input_ids"]
+    curves = rg.faithfulness(model, ids, torch.arange(7.0), 9)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(rg.RegardError, match=rf"^{type(curves).__name__}\.figure"):
+        curves.figure()
 
 
 def test_mistakes_are_explained():

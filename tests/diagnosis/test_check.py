@@ -611,6 +611,41 @@ def test_a_batch_of_one_that_loses_its_axis_is_a_mistake():
     assert rg.check(squeezed, limit=None).mistakes == ("sequences of a batch mix",)
 
 
+def test_queries_may_be_narrower_than_the_output():
+    def narrow(q, k, v):
+        return (q @ k[..., :8].mT / 8**0.5).softmax(-1) @ v
+
+    report = rg.check(narrow, torch.randn(2, 5, 8), *torch.randn(2, 2, 6, 16))
+    assert "1/sqrt(8)" in finding_of(report, "scale").evidence
+    assert {finding_of(report, what).verdict for what in ("scale", "query and key", "softmax axis")} == {"right"}
+
+
+def test_causal_is_said_only_where_no_later_key_is_visible():
+    """A window of both sides is not causal, and keys that are chosen by their scores have no order at all."""
+
+    def attend(q, k, v, visible):
+        scores = (q @ k.mT / q.shape[-1] ** 0.5).masked_fill(~visible, -torch.inf)
+        return scores.softmax(-1) @ v
+
+    def distances(q, k):
+        return torch.arange(k.shape[-2]) - torch.arange(q.shape[-2])[:, None]
+
+    def causal(q, k, v):
+        return attend(q, k, v, distances(q, k) <= 0)
+
+    def window(q, k, v):
+        return attend(q, k, v, distances(q, k).abs() <= 1)
+
+    def best_two(q, k, v):
+        scores = q @ k.mT
+        return attend(q, k, v, scores >= scores.topk(2).values[..., -1:])
+
+    said = {f.__name__: finding_of(rg.check(f), "order") for f in (causal, window, best_two)}
+    assert "is causal" in said["causal"].evidence
+    assert "causal" not in said["window"].evidence and said["window"].verdict == "right"
+    assert "does not change" in said["best_two"].evidence
+
+
 def test_a_causal_mask_may_align_the_last_query_with_the_last_key():
     def causal(q, k, v):
         return rg.attend(q, k, v, mask=rg.causal()).output

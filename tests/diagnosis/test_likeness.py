@@ -53,6 +53,14 @@ def test_the_mistake_of_a_wrong_solution_is_named_by_its_step(name):
     assert re.search(words, "; ".join(report.mistakes), re.IGNORECASE), str(report)
 
 
+def test_every_head_of_a_mask_counts():
+    def with_second_head(offset):
+        return lambda n: torch.stack([torch.ones(n, n).tril(), torch.ones(n, n).tril(offset)])[None]
+
+    assert rg.check(with_second_head(0), like="causal_mask").ok
+    assert rg.check(with_second_head(1), like="causal_mask").ok is False
+
+
 def test_the_sense_of_a_mask_can_be_meant():
     def hidden(n):
         return torch.ones(n, n).triu(1).bool()

@@ -115,6 +115,16 @@ def test_a_query_of_a_cache_is_the_last_of_its_keys():
     assert rows[-1][7] == "t92" and rows[1][5] == "t91" and len(rows) == 1 + 26
 
 
+def test_the_default_query_is_an_ordinary_token_of_the_queries():
+    """Special keys are known by their indices, which say nothing about the queries of a translation or after a cache."""
+    source, target = ["<s>", "das", "<unk>", "klein"], ["the", "a", "house", "</s>"]
+    text = rg.types.TextReading.of("", maps_of(4, keys=4, heads=1, layers=1), source, queries=target)
+    assert rg.figure(text, panels=["words"]).rows[1][5] == "a"  # the middle one of the, a, house
+    keys = ["<s>", "a", "b", "<s>", "c", "d"]
+    after_cache = rg.types.TextReading.of("", maps_of(3, keys=6, heads=1, layers=1), keys, queries=keys[3:])
+    assert rg.figure(after_cache, panels=["words"]).rows[1][5] == "d"  # the middle one of c, d
+
+
 def test_maps_arrays_and_watched_models_are_drawn():
     maps = maps_of(4, heads=2, layers=1)
     weights = maps["layer.0"]

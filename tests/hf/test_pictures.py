@@ -198,6 +198,14 @@ def test_kinds_of_images_are_one_image(kind):
     assert np.array_equal(as_bytes(given), array)
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int64", "bool", "float32"])
+def test_a_tensor_and_an_array_of_the_same_numbers_are_the_same_image(dtype):
+    """Integers of 0 and 1 are values of 255; truth values and floats are shares."""
+    array = np.random.default_rng(0).integers(0, 2, (4, 5, 3)).astype(dtype)
+    expected = array.astype(np.uint8) * (1 if np.issubdtype(array.dtype, np.integer) else 255)
+    assert np.array_equal(as_bytes(array), expected) and np.array_equal(as_bytes(torch.from_numpy(array)), expected)
+
+
 def test_an_embedded_image_is_bounded():
     from PIL import Image
 

@@ -44,6 +44,22 @@ def test_the_laws_of_causal_masks_have_mechanisms():
     assert {"masked", "rope", "linear", "sliding_window", "grouped_query"} <= set(causal) and "cross" not in causal
 
 
+@pytest.mark.parametrize("name", ["self_attention", "cross"])
+def test_the_law_of_empty_rows_empties_the_first_row_alone(name, monkeypatch):
+    """In engines that work by blocks too."""
+    empty = {}
+
+    def recorded(engine, *example):
+        seen = runs(engine, *example)
+        if seen is not None:
+            empty[engine] = (seen.weights.dense() == 0).all(-1).any(0).any(0).nonzero().flatten().tolist()
+        return seen
+
+    monkeypatch.setattr("regard.diagnosis.laws.runs", recorded)
+    LAWS["an empty row gives zeros and finite gradients"](mechanisms()[name].example)
+    assert empty == dict.fromkeys(empty, [0]) and {"dense", "blocked"} <= set(empty)
+
+
 @pytest.mark.parametrize("engine", TORCH_ENGINES)
 @and_those_with_tensors
 def test_engines_agree_with_the_reference(name, engine):

@@ -101,7 +101,7 @@ class FaithfulnessCurves:
         try:
             from matplotlib.figure import Figure
         except ModuleNotFoundError:
-            raise MissingPackage("Faithfulness.figure", "matplotlib", "view") from None
+            raise MissingPackage("FaithfulnessCurves.figure", "matplotlib", "view") from None
         figure = Figure(figsize=(8, 3.2), layout="constrained")
         left, right = figure.subplots(1, 2, sharey=True)
         for axes, curve, drawn, title in (

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.attribution.inputs import TextInputs, without_adapters
 from regard.base.checks import checked
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, nearest
 from regard.hf.token_labels import label_of
 
 #: A token by its id or by its text.
@@ -250,10 +250,12 @@ def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int
 
     Of "cat" and " cat", which are different tokens, it is the one with the larger logit in `row` (V,).
     """
-    if tokenizer is None:
-        labels = getattr(getattr(model, "config", None), "label2id", None) or {}
+    labels = getattr(getattr(model, "config", None), "label2id", None) or {}
+    if len(labels) == len(row):  # the model predicts classes, and a tokenizer knows nothing of them
         if text in labels:
             return int(labels[text])
+        raise RegardError(f"attribute(target={text!r}): the model has no such class. {nearest(text, labels)}")
+    if tokenizer is None:
         raise RegardError(
             f"attribute(target={text!r}): a text needs tokenizer=..., which knows its token. Or give the id of the "
             "token."
@@ -269,7 +271,8 @@ def _id_of_text(text: str, row: Tensor, model: nn.Module, tokenizer: Any) -> int
             f"attribute(target={text!r}): this is no single token; the tokenizer splits it into {parts}. Give one of "
             f"them. The model finds these most probable here: {', '.join(map(repr, known))}."
         )
-    return max(single, key=lambda number: float(row[number]))
+    # an id that the model does not predict is refused later
+    return max(single, key=lambda number: float(row[number]) if number < len(row) else -torch.inf)
 
 
 def _label(token: int, logits: Tensor, model: nn.Module, tokenizer: Any) -> str:

@@ -30,7 +30,6 @@ from regard.diagnosis.masks import (
     Response,
     after_softmax_finding,
     causal_finding,
-    causal_pattern,
     mask_findings,
     visible_pairs,
 )
@@ -505,7 +504,7 @@ class _Examination:
         yield "mask", self.all_mask_findings
         if scores[0].verdict != "wrong" and not caller.undone.mixes_tokens:
             yield "batch", lambda: self.mixing
-            yield "order", lambda: [invariance.order_finding(caller, self.is_causal(), mechanism)]
+            yield "order", lambda: [invariance.order_finding(caller, self.visible(), mechanism)]
         yield "cache", lambda: [cache_finding(caller)]
         if measurement is not None and measurable is not None:
             heads_mix = "heads" in self.wrong_properties()
@@ -537,11 +536,6 @@ class _Examination:
         """Pairs (n, n) with a weight where there are as many keys as queries; None if this cannot be measured."""
         square = self.measure_square(extra)
         return visible_pairs(square) if square is not None else None
-
-    def is_causal(self) -> bool:
-        """Whether some pair is hidden without a mask, so that the order of tokens counts."""
-        visible = self.visible()
-        return visible is not None and causal_pattern(visible) != "all"
 
     def causal_findings(self) -> list[CheckFinding]:
         """Which later keys are visible, without a mask and with the function's own switch."""

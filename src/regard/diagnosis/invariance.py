@@ -203,12 +203,14 @@ def unused_finding(caller: Caller, is_measured: bool) -> CheckFinding | None:
 
 
 @torch.no_grad()
-def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> CheckFinding:
+def order_finding(caller: Caller, visible: Tensor | None, mechanism: str | None) -> CheckFinding:
     """Whether the output depends on the order of the keys; for one input, on the order of its tokens.
 
-    It may if the function is causal, or if its weights are those of a `mechanism` with positions.
+    It may if some pair is not `visible` (n, n) without a mask, or if the weights are those of a `mechanism` with
+    positions.
     """
-    if is_causal:
+    hides = visible is not None and not visible.all()
+    if hides and not visible.triu(1).any():
         return CheckFinding("order", "right", "The function is causal, so the order of tokens counts.")
     query, key, value = caller.sizes.sample(2, caller.dtype)
     order = torch.arange(caller.sizes.keys).flip(0)
@@ -219,6 +221,8 @@ def order_finding(caller: Caller, is_causal: bool, mechanism: str | None) -> Che
         same = close(before, caller(query, key[:, :, order], value[:, :, order]).output)
     if same:
         return CheckFinding("order", "right", "Another order of keys and values does not change the output.")
+    if hides:
+        return CheckFinding("order", "right", "Pairs are hidden without a mask, so the order of tokens may count.")
     if mechanism is not None:
         return CheckFinding("order", "right", f"The output depends on positions, as in {mechanism}.")
     remedy = "Right if the function encodes positions. Else look for .view or .reshape where .transpose is needed."

@@ -105,7 +105,7 @@ def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _fits(visible: Tensor, expected: Tensor) -> bool:
     """Whether a mask shows the expected pairs (B, I, J). Axes that it lacks, or of size 1, are repeated.
 
-    Of a mask with an axis of heads the first head is compared.
+    Of a mask with an axis of heads each head is compared.
     """
     B, _, J = expected.shape
     if visible.ndim > 4:
@@ -114,9 +114,10 @@ def _fits(visible: Tensor, expected: Tensor) -> bool:
             "queries, keys)."
         )
     if visible.ndim == 4:
-        options = [visible[:, 0]]
+        heads = visible.unbind(1)
+        return bool(heads) and all(_expanded_is(head, expected) for head in heads)
     # (I, J) for all sequences, if I = B, or the keys of each sequence
-    elif tuple(visible.shape) == (B, J):
+    if tuple(visible.shape) == (B, J):
         options = [visible[None], visible[:, None]]
     else:
         options = [visible[(None,) * (3 - visible.ndim)]]

@@ -118,9 +118,10 @@ def _by_channel_groups(
     # a head has the queries in the channels of its output, and the keys in the channels of its values
     weights = torch.stack([by_channel[:, group[0]] for group in groups], 1)
     of_values = [tuple(sources[channel] for channel in group) for group in groups]
-    # queries of another width do not show which channels a head compares: each gets as many as the output has
+    # queries of another width do not show which channels a head compares: each gets as many as output and query have
     if query.shape[-1] != by_channel.shape[1]:
-        groups, of_values = [list(range(by_channel.shape[1]))] * len(groups), [sources] * len(groups)
+        width = min(query.shape[-1], by_channel.shape[1])
+        groups, of_values = [list(range(width))] * len(groups), [sources[:width]] * len(groups)
     # heads that sum the same values share a group of keys; `own` is the group of each head
     distinct = list(dict.fromkeys(of_values)) if len(set(of_values)) > 1 else of_values
     key_groups = torch.stack([key[..., list(channels)] for channels in distinct], 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -185,7 +185,7 @@ def _content(
     of = _material(source, tokens)
     keys, queries = of.keys, of.queries
     is_cross = len(keys) < len(queries) or list(keys[len(keys) - len(queries) :]) != list(queries)
-    at = _query(query, queries, of.special)
+    at = _query(query, queries, of.ordinary)
     chosen, of_head = _head(of.layers, layer, head, at, {*of.special, *(() if is_cross else (0,))}, is_cross)
     labels = [label(token) for token in queries], [label(token) for token in keys]
     return Content(
@@ -194,9 +194,9 @@ def _content(
 
 
 class Material(NamedTuple):
-    """What a source holds: its layers, the tokens, and the indices of special tokens.
+    """What a source holds: its layers, the tokens, and the indices of special keys and of ordinary queries.
 
-    The names of the text and of the model are empty where they are not known.
+    Without `ordinary` all queries are. The names of the text and of the model are empty where they are not known.
     """
 
     layers: Sequence[Layer]
@@ -205,6 +205,7 @@ class Material(NamedTuple):
     title: str = ""
     model: str = ""
     special: frozenset[int] = frozenset()
+    ordinary: Sequence[int] = ()
 
 
 def _material(source: Any, tokens: Any) -> Material:
@@ -218,7 +219,8 @@ def _material(source: Any, tokens: Any) -> Material:
         profile, special = source.profile, frozenset(source.profile.special)
         numbers = [layer.number for layer in profile.layers]
         layers = _layers(source.maps, numbers, lambda: source)
-        return Material(layers, profile.query_tokens, profile.tokens, source.title, source.model, special)
+        tokens = profile.query_tokens, profile.tokens
+        return Material(layers, *tokens, source.title, source.model, special, profile.ordinary)
     maps = {"layers.0": source} if isinstance(source, AttentionMap) else getattr(source, "maps", source)
     if not isinstance(maps, Mapping):
         return _dense_layer(source, tokens)
@@ -291,7 +293,7 @@ def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
     return tensor.detach().float().cpu().numpy()
 
 
-def _query(query: int | str | None, tokens: Sequence[str], special: Set[int]) -> int:
+def _query(query: int | str | None, tokens: Sequence[str], ordinary: Sequence[int]) -> int:
     """The position of the query whose row is drawn: a number or a word that is checked, by default "it".
 
     Words are compared without the marks of tokenizers. Without "it" the middle one of the ordinary tokens is taken.
@@ -302,7 +304,7 @@ def _query(query: int | str | None, tokens: Sequence[str], special: Set[int]) ->
             raise RegardError(f"figure(query={query}): there are {len(tokens)} queries, 0 to {len(tokens) - 1}.")
         return query
     if query is None:
-        ordinary = [at for at in range(len(tokens)) if at not in special] or [0]
+        ordinary = ordinary or range(len(tokens))
         return words.index(PRONOUN) if PRONOUN in words else ordinary[len(ordinary) // 2]
     found = [at for at, word in enumerate(words) if word.lower() == query.strip().lower() or tokens[at] == query]
     if not found:

@@ -50,27 +50,26 @@ def as_bytes(image: Any) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
     if not isinstance(image, np.ndarray | Tensor):
         raise RegardError(f"show(image={type(image).__name__}): {RULE}")
-    array = image.detach().cpu().float().numpy() if isinstance(image, Tensor) else image
+    array = image
+    if isinstance(image, Tensor):
+        array = (image.float() if image.is_floating_point() else image).detach().cpu().numpy()
     if array.ndim == 3 and isinstance(image, Tensor) and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
         array = array.transpose(1, 2, 0)
     if array.ndim == 2:
         array = array[:, :, None]
     if array.ndim != 3 or array.shape[2] not in (1, 3, 4) or 0 in array.shape:
         raise RegardError(f"show(image=...): the image has shape {tuple(image.shape)}. {RULE}")
-    return _to_bytes(np.broadcast_to(array[:, :, :3], (*array.shape[:2], 3)), image)
+    return _to_bytes(np.broadcast_to(array[:, :, :3], (*array.shape[:2], 3)))
 
 
-def _to_bytes(array: np.ndarray, image: Any) -> np.ndarray:
-    """The values of an image (height, width, 3) as bytes 0 to 255. `image` is what the user gave.
-
-    Values of at most 1 are shares, unless they are those of a tensor of integers.
-    """
+def _to_bytes(array: np.ndarray) -> np.ndarray:
+    """The values of an image (height, width, 3) as bytes 0 to 255. Values of at most 1 are shares, except integers."""
     if array.dtype == np.uint8:
         return np.ascontiguousarray(array)
     low, high = float(array.min()), float(array.max())
     if not (low >= 0 and high <= 255):
         raise RegardError(f"show(image=...): the values of the image reach from {low:.4g} to {high:.4g}. {RULE}")
-    is_share = high <= 1 and not (isinstance(image, Tensor) and not image.is_floating_point())
+    is_share = high <= 1 and not np.issubdtype(array.dtype, np.integer)
     return (array * (255 if is_share else 1)).round().astype(np.uint8)
 
 
