@@ -13,6 +13,7 @@ from torch import distributed
 import regard as rg
 from cataloged import SINGLE, TRANSPORTED
 from regard.catalog import mechanisms
+from regard.engine.ring.digests import Contents
 from regard.maps.ring_map import RingMap
 from slopes import CLOSE, agree
 
@@ -39,6 +40,41 @@ def test_one_rank_is_one_process(name, layout):
     reductions = (rg.maps.KeyTotals(), rg.maps.Pool(3, 2), *(of_shares if seen.weights.has_shares else ()))
     for found, expected in zip(*(s.weights.summarize(*reductions) for s in (seen, alone)), strict=True):
         torch.testing.assert_close(tuple(found), tuple(expected), **CLOSE)
+
+
+@pytest.mark.parametrize("wanted", ["v", "qkv", "kv"])
+@pytest.mark.parametrize("frozen", [0, 1, None])
+def test_biases_of_which_one_learns(frozen, wanted):
+    """A bias that prepares tensors of its rows and one of distances, of which the `frozen` one gets no gradient."""
+    biases = [rg.biases.ShawBias(16, 4), rg.biases.T5Bias(2)]
+    for number, bias in enumerate(biases):
+        bias.requires_grad_(number != frozen)
+    attention, gradients = rg.Attention(bias=biases, mask=rg.causal()), []
+    learned = [p for p in attention.parameters() if p.requires_grad]
+    with torch.no_grad():
+        for p in learned:
+            p.normal_()
+    tensors = [torch.randn(1, 2, 1024, 16, requires_grad=name in wanted) for name in "qkv"]
+    leaves = [*(t for t in tensors if t.requires_grad), *learned]
+    for engine in ("ring", "dense"):
+        gradients.append(torch.autograd.grad(attention(*tensors, engine=engine).output.square().sum(), leaves))
+    for found, expected in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+
+
+def masking(near):
+    """A mask function whose number a function inside of it names."""
+    namespace = {"near": near}
+    exec(
+        "def mask(batch, head, i, j):\n    is_near = lambda distance: distance < near\n    return is_near(i - j)",
+        namespace,
+    )
+    return namespace["mask"]
+
+
+def test_ranks_see_a_number_that_a_function_inside_of_a_mask_names():
+    first, same, other = (Contents.of(masking(near)).digest for near in (3, 3, 4))
+    assert first == same != other
 
 
 @pytest.mark.parametrize(

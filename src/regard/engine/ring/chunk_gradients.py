@@ -95,7 +95,8 @@ class ChunkGradients:
         detached = Inputs(*(None if t is None else t.detach() for t in inputs))  # type: ignore[arg-type]
         grads = backward(terms.setting(), detached, wants, rows.grad, rows.dot, rows.row_statistic[0])
         of_vectors = self._if_wanted(grads.value, grads.query, grads.key)
-        return [*of_vectors, *self._of_parameters(inputs[3:], grads[3:])]
+        states = [None] * (len(self.wanted) - len(self.parameters) - 3)  # that biases prepared; `compute` has looked
+        return [*of_vectors, *states, *self._of_parameters(inputs[3:], grads[3:])]
 
     def _of_parameters(self, numbers: Sequence[Tensor | None], grads: Sequence[Tensor | None]) -> Gradients:
         """The gradients of the tensors of the pieces, one for each of `parameters`; None where it is not wanted.
@@ -105,7 +106,7 @@ class ChunkGradients:
         to the parameters. Keep the graph, because a piece may reuse what it computed for an earlier chunk. A parameter
         that no number depends on is unused, and gets None.
         """
-        wanted = self.wanted[3:]  # of the parameters, if no bias prepared tensors: first are value, query and key
+        wanted = self.wanted[len(self.wanted) - len(self.parameters) :]
         pairs = [(n, g) for n, g in zip(numbers, grads, strict=True) if n is not None and g is not None]
         if not pairs:
             return [None] * len(wanted)

@@ -148,7 +148,7 @@ class Contents:
         self.text.append(str(_remembered(tensor)))
 
     def _read_function(self, function: Any) -> None:
-        """A function by its code, defaults, closure and the globals that it names.
+        """A function by its code, defaults, closure and the globals that it, or a function inside of it, names.
 
         The code of functions defined inside of it is among the constants of its code, and is read as code alone.
         """
@@ -158,7 +158,7 @@ class Contents:
             code = function.__code__
             # while the function is read, objects show the fields that it, or a function around it, names
             before, self._names = self._names, (self._names or frozenset()) | {*global_names(code)}
-            named = {name: _near(function.__globals__.get(name), function) for name in code.co_names}
+            named = {name: _near(function.__globals__.get(name), function) for name in global_names(code)}
             cells = [_near(value, function) for value in closure_values(function).values()]
             self._read_all((code, function.__defaults__, function.__kwdefaults__, cells, named))
             self._names = before
