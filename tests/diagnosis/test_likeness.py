@@ -53,6 +53,25 @@ def test_the_mistake_of_a_wrong_solution_is_named_by_its_step(name):
     assert re.search(words, "; ".join(report.mistakes), re.IGNORECASE), str(report)
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_a_mistake_that_fits_one_query_by_chance_is_not_named(count):
+    """Of seven scores three happen to be above 0, so hiding the others looked like the best three."""
+
+    def best(q, k, v):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(scores < scores.topk(count).values[..., -1:], -torch.inf).softmax(-1) @ v
+
+    assert rg.check(best, like="scaled_dot_product").mistakes == ("the steps 'mask' or 'softmax' differ",)
+
+
+def test_scores_below_0_that_are_hidden_are_named():
+    def above(q, k, v):
+        scores = q @ k.mT / q.shape[-1] ** 0.5
+        return scores.masked_fill(scores <= 0, -torch.inf).softmax(-1) @ v
+
+    assert rg.check(above, like="scaled_dot_product").mistakes == ("scores of 0 and less are hidden",)
+
+
 def test_every_head_of_a_mask_counts():
     def with_second_head(offset):
         return lambda n: torch.stack([torch.ones(n, n).tril(), torch.ones(n, n).tril(offset)])[None]

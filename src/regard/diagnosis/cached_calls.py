@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.diagnosis.calling import Caller, Inputs, tensors_of
+from regard.diagnosis.failures import short_message
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import close
 
@@ -28,8 +29,7 @@ def cache_finding(caller: Caller) -> CheckFinding | None:
     try:
         return _compared(caller, inputs)
     except Exception as error:  # of the user's function
-        said = " ".join(str(error).split())[:120]
-        text = f"It does not run token by token with the {caller.roles.cache} that it returns: {said}"
+        text = f"It does not run token by token with the {caller.roles.cache} that it returns: {short_message(error)}"
         return CheckFinding("cache", "unknown", text, "Return the output, and the next cache as the last value.")
 
 

@@ -507,9 +507,8 @@ class _Examination:
             yield "order", lambda: [invariance.order_finding(caller, self.visible(), mechanism)]
         yield "cache", lambda: [cache_finding(caller)]
         if measurement is not None and measurable is not None:
-            heads_mix = "heads" in self.wrong_properties()
-            yield "groups", lambda: [None if heads_mix else grouping_finding(measurable, measurement)]
-            yield "groups", lambda: [term_finding(measurable)]
+            grouped = None if "heads" in self.wrong_properties() else measurement
+            yield "groups", lambda: [grouped and grouping_finding(measurable, grouped), term_finding(measurable)]
         if any(finding.verdict == "unknown" for finding in scores):
             yield "channels", lambda: [invariance.channels_finding(caller)]
         yield "evaluation", lambda: [invariance.dropout_finding(caller)]

@@ -34,8 +34,13 @@ class FailedCall:
     def of(cls, error: Exception, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> FailedCall:
         """`shapes` are names and shapes of the inputs. Of `ProgramEnded` the SystemExit that caused it is named."""
         cause = error.__cause__ if isinstance(error, ProgramEnded) and error.__cause__ else error
-        message = f"{type(cause).__name__}: {' '.join(str(cause).split())[:110]}".removesuffix(": ")
+        message = f"{type(cause).__name__}: {short_message(cause, 110)}".removesuffix(": ")
         return cls(", ".join(f"{name} {shape}" for name, shape in shapes), message + place_of(error))
+
+
+def short_message(error: BaseException, most: int = 120) -> str:
+    """The message of an error in one line of at most so many characters."""
+    return " ".join(str(error).split())[:most]
 
 
 def listed(failed: Iterable[FailedCall]) -> str:

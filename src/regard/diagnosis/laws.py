@@ -98,8 +98,8 @@ def gradients_agree_with_dense(engine: str, example: Example) -> None:
             torch.testing.assert_close(gradient, dense, rtol=1e-8, atol=1e-10)
 
 
-def dense_slope_is_that_of_the_reference(example: Example, step: float = 1e-6) -> None:
-    """Check the gradient of dense along a random direction against a central difference of the reference.
+def _slope_is_that_of(output_of: Callable[..., Tensor], example: Example, step: float = 1e-6) -> None:
+    """Check the gradient of dense along a random direction against a central difference of `output_of` an example.
 
     Only query, key and value are moved.
     """
@@ -108,17 +108,21 @@ def dense_slope_is_that_of_the_reference(example: Example, step: float = 1e-6) -
     directions = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in tensors]
     dense = gradients("dense", example)
     assert dense is not None
-    grad_output = None
     ends = []
     for sign in (1, -1):
-        q, k, v = (t + sign * step * d for t, d in zip(tensors, directions, strict=True))
+        moved = [t + sign * step * d for t, d in zip(tensors, directions, strict=True)]
         with torch.no_grad():
-            output = torch.from_numpy(reference(problem_of(attention, q, k, v))[0])
-        if grad_output is None:  # the same numbers as in `gradients`
-            grad_output = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
-        ends.append((output * grad_output).sum())
+            output = output_of(attention, *moved)
+        # the output gradient of `gradients`, by its seed
+        toward = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
+        ends.append((output * toward).sum())
     slope = sum((g * d).sum() for g, d in zip(dense, directions, strict=False) if g is not None)
-    torch.testing.assert_close(slope, (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.as_tensor(slope), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+
+
+def dense_slope_is_that_of_the_reference(example: Example) -> None:
+    """Check the gradient of dense along a random direction against a central difference of the reference."""
+    _slope_is_that_of(lambda *moved: torch.from_numpy(reference(problem_of(*moved))[0]), example)
 
 
 def broken_law(small: Callable[[], Example]) -> str:
@@ -210,21 +214,7 @@ def engines_agree_with_dense(small: Small) -> None:
 
 def gradients_agree_with_finite_differences(small: Small) -> None:
     """The slope of dense along a random direction is that of a central difference of its outputs."""
-    attention, *tensors = small()
-    generator, step = torch.Generator().manual_seed(2), 1e-6
-    analytic = gradients("dense", small())
-    assert analytic is not None
-    directions = [torch.randn(t.shape, dtype=t.dtype, generator=generator) for t in tensors]
-    ends = []
-    for sign in (1, -1):
-        moved = [t + sign * step * d for t, d in zip(tensors, directions, strict=True)]
-        with torch.no_grad():
-            output = called(attention, *moved, engine="dense").output
-        # the output gradient of `gradients`, by its seed
-        toward = torch.randn(output.shape, dtype=output.dtype, generator=torch.Generator().manual_seed(1))
-        ends.append((output * toward).sum())
-    slope = sum((g * d).sum() for g, d in zip(analytic, directions, strict=False) if g is not None)
-    torch.testing.assert_close(torch.as_tensor(slope), (ends[0] - ends[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+    _slope_is_that_of(lambda *moved: called(*moved, engine="dense").output, small())
 
 
 @torch.no_grad()

@@ -466,9 +466,15 @@ def _explaining(way: Way, mistakes: Iterable[Mistake]) -> Mistake | None:
 
 
 def _explains(way: Way, mistake: Mistake) -> bool:
-    """Whether the mistake gives the numbers of the call, and of the smaller call if there is one."""
+    """Whether the mistake gives the numbers of the call, and of the smaller call if there is one.
+
+    One query may fit by chance: then it must give those of the further calls too.
+    """
     calls = [way] if way.smaller is None else [way, way.smaller]
-    return all(_agrees(call, call.case, mistake.wrong) for call in calls)
+    if not all(_agrees(call, call.case, mistake.wrong) for call in calls):
+        return False
+    further = _further_cases(way.case.caller) if _is_one_query(way) else ()
+    return all(_agrees(way, case, mistake.wrong) for case in further)
 
 
 def _share_held(way: Way, wrong: Mapping[str, str]) -> float:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of, with_function
+from regard.diagnosis.failures import short_message
 from regard.diagnosis.progress import of_threads
 from regard.diagnosis.report import CheckFinding
 
@@ -68,7 +69,7 @@ def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) 
     try:
         found = torch.autograd.grad(value, flat, allow_unused=True)
     except RuntimeError as error:
-        text = f"torch cannot compute the gradient: {_short(error)}"
+        text = f"torch cannot compute the gradient: {short_message(error)}"
         remedy = "Do not change a tensor in place (x -= y, x.exp_()) that the backward pass needs."
         return CheckFinding("gradient", "wrong", text, remedy, "the gradient cannot be computed")
     by_tensor = dict(zip(map(id, flat), found, strict=True))
@@ -173,7 +174,7 @@ def large_score_finding(caller: Caller) -> CheckFinding:
         single = in_dtype(caller, torch.float32)
         before, after = single(query, key, value).output, single(*inputs).output
     except Exception as error:  # of the user's function
-        return CheckFinding("large scores", "unknown", f"It does not run in float32: {_short(error)}")
+        return CheckFinding("large scores", "unknown", f"It does not run in float32: {short_message(error)}")
     if before.isfinite().all() and not after.isfinite().all():
         text = "With queries and keys 60 times as large the output has NaN or inf, in float32."
         remedy = "Subtract the maximum of each row before exp, or use torch.softmax, which does."
@@ -195,7 +196,7 @@ def bfloat16_finding(caller: Caller) -> CheckFinding:
         high = exact(query.double(), key.double(), value.double()).output
     except Exception as error:  # of the user's function
         remedy = "Make constants with dtype=q.dtype, device=q.device; fill with -inf or torch.finfo(q.dtype).min."
-        return CheckFinding("bfloat16", "unknown", f"It does not run in bfloat16: {_short(error)}", remedy)
+        return CheckFinding("bfloat16", "unknown", f"It does not run in bfloat16: {short_message(error)}", remedy)
     if not high.isfinite().all():
         return CheckFinding("bfloat16", "unknown", "The output itself is not finite.")
     error = float((low.double() - high).abs().max() / high.nan_to_num().abs().max().clamp(min=1e-12))
@@ -213,11 +214,6 @@ def in_dtype(caller: Caller, dtype: torch.dtype) -> Caller:
     """The same call in another dtype; a module is copied."""
     function = copy_of(caller.function).to(dtype) if isinstance(caller.function, nn.Module) else caller.function
     return replace(caller, function=function, dtype=dtype)
-
-
-def _short(error: Exception) -> str:
-    """The message of an error in one line of at most 120 characters."""
-    return " ".join(str(error).split())[:120]
 
 
 def speed_finding(caller: Caller, length: int = 256) -> CheckFinding:
@@ -242,7 +238,7 @@ def _timed(caller: Caller, length: int) -> CheckFinding:
             )
         own = _seconds(lambda: caller(*inputs))
     except Exception as error:  # of the user's function
-        return CheckFinding("speed", "unknown", f"It does not run with {length} tokens: {_short(error)}")
+        return CheckFinding("speed", "unknown", f"It does not run with {length} tokens: {short_message(error)}")
     is_grouped = sizes.key_heads is not None
     of_kernel = replace(sizes, width=sizes.key_width or sizes.width).sample(11, torch.float32)
     kernel = _seconds(lambda: functional.scaled_dot_product_attention(*of_kernel, enable_gqa=is_grouped))
