@@ -116,7 +116,7 @@ def test_a_query_of_a_cache_is_the_last_of_its_keys():
 
 
 def test_the_default_query_is_an_ordinary_token_of_the_queries():
-    """Special keys are known by their indices, which say nothing about the queries of a translation or after a cache."""
+    """Special keys are known by their indices, which say nothing of the queries of a translation or after a cache."""
     source, target = ["<s>", "das", "<unk>", "klein"], ["the", "a", "house", "</s>"]
     text = rg.types.TextReading.of("", maps_of(4, keys=4, heads=1, layers=1), source, queries=target)
     assert rg.figure(text, panels=["words"]).rows[1][5] == "a"  # the middle one of the, a, house
