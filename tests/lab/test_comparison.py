@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,13 +23,16 @@ pytest.importorskip("sacrebleu")
 from regard import lab
 from regard.base.errors import RegardError
 from regard.lab.commands.study import StudyOptions, command_of, seeds_of, study_of
+from regard.lab.commands.train import TrainOptions, _options
 from regard.lab.comparison import pruning, trials, workers
 from regard.lab.comparison import study as comparison
+from regard.lab.comparison.curves import curves
 from regard.lab.comparison.study import Entry, check_study, open_study, read_study
 from regard.lab.comparison.sweeps import SWEEPS
 from regard.lab.comparison.trials import run_trial
 from regard.lab.data import nearest_pairs
 from regard.lab.evaluation.scores import Evaluation
+from regard.lab.runs.config import read_config
 from regard.lab.runs.run import load_run
 
 TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
@@ -40,6 +44,12 @@ def tiny(steps=6, systems="none,bahdanau", **options):
 
 def read(path):
     return json.loads(path.read_text())
+
+
+def test_a_name_of_any_character_is_an_override():
+    name = "".join(map(chr, range(1, 256)))
+    (line, *_) = _options(TrainOptions(data=name))
+    assert read_config(overrides=[line]).data.corpus == name
 
 
 # What is compared
@@ -313,6 +323,16 @@ def test_pruning_removes_heads_in_three_orders_and_one_by_one(tmp_path, monkeypa
     ends = {(one["share"], one["bleu"]) for one in found["points"] if one["share"] != 0.5}
     assert len(ends) == 2 and (0.0, found["bleu"]) in ends, "orders agree on no head and on all heads"
     assert [one["removed"] for one in found["points"]] == [0] * 3 + [3] * 3 + [6] * 3
+
+
+def test_curves_of_seeds_that_end_at_different_steps_ascend():
+    ends = [500, 1000, 1100], [500, 1000, 1050]
+    runs = [
+        SimpleNamespace(metrics=[{"step": n, "bleu": n / 100} for n in steps], evaluation=None, pruning={})
+        for steps in ends
+    ]
+    (curve,) = curves({"hybrid": runs})
+    assert curve["series"][0]["points"] == [[n, n / 100] for n in (500, 1000, 1050, 1100)]
 
 
 # As a program calls it
