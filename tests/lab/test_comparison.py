@@ -24,7 +24,7 @@ from regard import lab
 from regard.base.errors import RegardError
 from regard.lab.commands.study import StudyOptions, command_of, seeds_of, study_of
 from regard.lab.commands.train import TrainOptions, _options
-from regard.lab.comparison import pruning, trials, workers
+from regard.lab.comparison import pruning, run_evaluation, trials, workers
 from regard.lab.comparison import study as comparison
 from regard.lab.comparison.curves import curves
 from regard.lab.comparison.study import Entry, check_study, open_study, read_study
@@ -353,6 +353,16 @@ def test_a_program_reads_a_comparison_and_evaluates_its_runs_again(whole, tmp_pa
     assert compared.evaluations[1].hypotheses == lab.evaluate_run(runs[1], first, beam=1).hypotheses
     assert compared.paired.bleu == pytest.approx(tuple(each.bleu.score for each in compared.evaluations))
     assert found.report().exists()
+
+
+def test_runs_of_different_corpora_are_refused_before_a_sentence_is_translated(whole, monkeypatch):
+    runs = [load_run(whole[0] / "trials" / f"{label}-1") for label in ("none", "bahdanau")]
+    corpus = run_evaluation.corpus_of(runs[0])
+    corpora = {runs[0].path: corpus, runs[1].path: replace(corpus, train=corpus.train[1:])}
+    monkeypatch.setattr(run_evaluation, "corpus_of", lambda run: corpora[run.path])
+    monkeypatch.setattr(run_evaluation, "evaluate", lambda *_, **__: pytest.fail("a run was evaluated"))
+    with pytest.raises(RegardError, match="trained on different corpora"):
+        lab.compare_runs(*runs)
 
 
 def test_a_program_trains_and_continues(tmp_path):
