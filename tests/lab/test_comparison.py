@@ -34,6 +34,7 @@ from regard.lab.data import nearest_pairs
 from regard.lab.evaluation.scores import Evaluation
 from regard.lab.runs.config import read_config
 from regard.lab.runs.run import load_run
+from regard.lab.training import preparation
 
 TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
 
@@ -301,6 +302,14 @@ def test_a_trial_that_was_stopped_ends_in_the_same_weights(whole, tmp_path, monk
     for name in ("model.safetensors", "source.tokenizer"):
         assert (path / name).read_bytes() == (there / name).read_bytes()
     assert read(path / "evaluation.json")["hypotheses"] == read(there / "evaluation.json")["hypotheses"]
+
+
+def test_a_trial_takes_the_vocabularies_of_its_comparison(tmp_path, monkeypatch):
+    open_study(tiny(), tmp_path)
+    monkeypatch.setattr(preparation, "learn_tokenizer", lambda *_: pytest.fail("a vocabulary was learned again"))
+    assert run_trial(tmp_path, "none", 1)
+    for name in ("source.tokenizer", "target.tokenizer"):
+        assert (tmp_path / "trials" / "none-1" / name).read_bytes() == (tmp_path / name).read_bytes()
 
 
 def test_a_changed_corpus_is_noticed(tmp_path):
