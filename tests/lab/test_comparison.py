@@ -11,6 +11,7 @@ import textwrap
 import threading
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,14 +23,18 @@ pytest.importorskip("sacrebleu")
 from regard import lab
 from regard.base.errors import RegardError
 from regard.lab.commands.study import StudyOptions, command_of, seeds_of, study_of
-from regard.lab.comparison import pruning, trials, workers
+from regard.lab.commands.train import TrainOptions, _options
+from regard.lab.comparison import pruning, run_evaluation, trials, workers
 from regard.lab.comparison import study as comparison
+from regard.lab.comparison.curves import curves
 from regard.lab.comparison.study import Entry, check_study, open_study, read_study
 from regard.lab.comparison.sweeps import SWEEPS
 from regard.lab.comparison.trials import run_trial
 from regard.lab.data import nearest_pairs
 from regard.lab.evaluation.scores import Evaluation
+from regard.lab.runs.config import read_config
 from regard.lab.runs.run import load_run
+from regard.lab.training import preparation
 
 TINY = ("model.width=16", "data.size=60", "validation.sentences=4")
 
@@ -40,6 +45,12 @@ def tiny(steps=6, systems="none,bahdanau", **options):
 
 def read(path):
     return json.loads(path.read_text())
+
+
+def test_a_name_of_any_character_is_an_override():
+    name = "".join(map(chr, range(1, 256)))
+    (line, *_) = _options(TrainOptions(data=name))
+    assert read_config(overrides=[line]).data.corpus == name
 
 
 # What is compared
@@ -293,6 +304,14 @@ def test_a_trial_that_was_stopped_ends_in_the_same_weights(whole, tmp_path, monk
     assert read(path / "evaluation.json")["hypotheses"] == read(there / "evaluation.json")["hypotheses"]
 
 
+def test_a_trial_takes_the_vocabularies_of_its_comparison(tmp_path, monkeypatch):
+    open_study(tiny(), tmp_path)
+    monkeypatch.setattr(preparation, "learn_tokenizer", lambda *_: pytest.fail("a vocabulary was learned again"))
+    assert run_trial(tmp_path, "none", 1)
+    for name in ("source.tokenizer", "target.tokenizer"):
+        assert (tmp_path / "trials" / "none-1" / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
 def test_a_changed_corpus_is_noticed(tmp_path):
     open_study(tiny(), tmp_path)
     data = read(tmp_path / "comparison.json")
@@ -315,6 +334,16 @@ def test_pruning_removes_heads_in_three_orders_and_one_by_one(tmp_path, monkeypa
     assert [one["removed"] for one in found["points"]] == [0] * 3 + [3] * 3 + [6] * 3
 
 
+def test_curves_of_seeds_that_end_at_different_steps_ascend():
+    ends = [500, 1000, 1100], [500, 1000, 1050]
+    runs = [
+        SimpleNamespace(metrics=[{"step": n, "bleu": n / 100} for n in steps], evaluation=None, pruning={})
+        for steps in ends
+    ]
+    (curve,) = curves({"hybrid": runs})
+    assert curve["series"][0]["points"] == [[n, n / 100] for n in (500, 1000, 1050, 1100)]
+
+
 # As a program calls it
 
 
@@ -333,6 +362,16 @@ def test_a_program_reads_a_comparison_and_evaluates_its_runs_again(whole, tmp_pa
     assert compared.evaluations[1].hypotheses == lab.evaluate_run(runs[1], first, beam=1).hypotheses
     assert compared.paired.bleu == pytest.approx(tuple(each.bleu.score for each in compared.evaluations))
     assert found.report().exists()
+
+
+def test_runs_of_different_corpora_are_refused_before_a_sentence_is_translated(whole, monkeypatch):
+    runs = [load_run(whole[0] / "trials" / f"{label}-1") for label in ("none", "bahdanau")]
+    corpus = run_evaluation.corpus_of(runs[0])
+    corpora = {runs[0].path: corpus, runs[1].path: replace(corpus, train=corpus.train[1:])}
+    monkeypatch.setattr(run_evaluation, "corpus_of", lambda run: corpora[run.path])
+    monkeypatch.setattr(run_evaluation, "evaluate", lambda *_, **__: pytest.fail("a run was evaluated"))
+    with pytest.raises(RegardError, match="trained on different corpora"):
+        lab.compare_runs(*runs)
 
 
 def test_a_program_trains_and_continues(tmp_path):

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from regard.base.errors import RegardError
 from regard.lab.data import Pair, WordTokenizer, encode_pairs, load_corpus, split_pairs
 from regard.lab.data.drift import suspicious_line
+from regard.lab.data.length_limits import pairs_within
+from regard.lab.data.tokenizer import train_tokenizer
 
 TEXT = [(f"source sentence number {n}", f"phrase cible numéro {n}") for n in range(40)]
 
@@ -175,6 +177,16 @@ def test_a_line_that_is_no_sentence_is_left_out_counted_and_named(tmp_path):
     assert sum(map(len, (whole.train, whole.valid, whole.test))) == 40
     many = [f"a {n}\t{'word ' * 1001 if n > 12 else 'b'}" for n in range(1, 41)]
     assert "(13, 14, 15, 16, 17, ...)" in load_corpus(write(tmp_path / "a.tsv", many)).describe()
+
+
+@pytest.mark.parametrize("text", ["…", "\ufdfa", "a", "é", "각", "q\u0323\u0307"])
+def test_pairs_within_a_limit_have_no_more_pieces_however_a_text_is_normalized(text):
+    pytest.importorskip("sentencepiece")
+    sentences = ["the dog sees a cat.", "a cat sees the dog", "é 각 q ̣ ̇ صلى الله عليه وسلم"] * 20
+    pieces = train_tokenizer(sentences, kind="unigram", size=33)
+    pair, count = Pair(text * 50, text * 50), len(pieces.encode(text * 50))
+    for most in (*range(40, 60), count - 1, count):
+        assert pairs_within([pair], pieces, pieces, most) == ((pair,) if count <= most else ())
 
 
 @pytest.mark.parametrize(

@@ -649,3 +649,11 @@ def test_a_selection_of_nothing_is_in_the_graph(part):
     weights = rg.Attention()(query, key, key).weights
     grads = torch.autograd.grad(weights[part].sum(), [query, key])
     assert not any(grad.any() for grad in grads)
+
+
+@pytest.mark.parametrize("heads, groups", [(2, 2), (4, 2)])
+def test_no_heads_of_weight_times_gradient_are_an_empty_map_as_of_weights(heads, groups):
+    seen = rg.Attention()(torch.randn(1, heads, 5, 4), *torch.randn(2, 1, groups, 5, 4))
+    links = rg.maps.GradientMap(seen.weights, torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4))
+    for chosen in (([], []), ([0], []), ([], [0])):
+        assert links.select(*chosen).dense().shape == seen.weights.select(*chosen).dense().shape

@@ -234,7 +234,8 @@ def _check_tensors(source: AttentionMap, gradient: Tensor, value: Tensor) -> Non
     shapes = f"weights {source.shape}, gradient {tuple(gradient.shape)}, values {tuple(value.shape)}"
     fits = gradient.ndim == value.ndim == 4 and gradient.shape[:3] == (B, H, I)
     fits = fits and value.shape[::2] == (B, J) and value.shape[3] == gradient.shape[3]
-    fits = fits and value.shape[1] > 0 and H % value.shape[1] == 0
+    groups = value.shape[1] if fits else 0
+    fits = fits and (H % groups == 0 if groups else H == 0)  # a selection of no head has no values either
     if not fits:
         raise RegardError(
             f"GradientMap: {shapes}. With weights (B, H, I, J), gradients of the output are (B, H, I, E), and values "

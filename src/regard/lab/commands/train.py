@@ -136,7 +136,7 @@ def _options(settings: TrainOptions) -> Iterable[str]:
 
 def _quoted(value: Any) -> str:
     """A value as a text in quotes, so that an override is not read as a number; JSON quotes it as TOML does."""
-    return json.dumps(str(value), ensure_ascii=False)
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _name(config: Config) -> str:

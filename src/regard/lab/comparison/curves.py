@@ -77,12 +77,13 @@ def _pruned(runs: Sequence[Trained], order: str) -> list[tuple[Any, float]]:
 
 
 def _means(pairs: Iterable[tuple[Any, Any]]) -> list[tuple[Any, float]]:
-    """The mean of the values of each place, in the order in which the places first occur.
+    """The mean of the values of each place: numbers ascend, and labels keep the order in which they first occur.
 
-    >>> _means([(1, 2.0), (3, 5.0), (1, 4.0)])
-    [(1, 3.0), (3, 5.0)]
+    >>> _means([(1, 2.0), (3, 5.0), (1, 4.0), (2, 1.0)])
+    [(1, 3.0), (2, 1.0), (3, 5.0)]
     """
     values: dict[Any, list[float]] = {}
     for place, value in pairs:
         values.setdefault(place, []).append(value)
-    return [(place, statistics.fmean(numbers)) for place, numbers in values.items()]
+    places = values if any(isinstance(place, str) for place in values) else sorted(values)
+    return [(place, statistics.fmean(values[place])) for place in places]

@@ -141,13 +141,12 @@ def compare_runs(
     [4, 4]
     """
     task = _Task.of(run, selection or PairSelection(), bleu_tokenizer, options)
-    measured = task.evaluate(run, progress)
     if corpus_of(other).hash != task.corpus.hash:
         raise RegardError(
             f"evaluate: {run.path} and {other.path} were trained on different corpora, so test sentences of one may be "
             "training sentences of the other. Compare runs of the same corpus."
         )
-    evaluations = measured, task.evaluate(other, progress)
+    evaluations = task.evaluate(run, progress), task.evaluate(other, progress)
     return RunComparison(evaluations, paired_comparison(*evaluations, [pair.target for pair in task.pairs]))
 
 

@@ -108,17 +108,16 @@ def _corpus(study: Study, folder: Path) -> Corpus:
 
 def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tell) -> bool:
     """Train to the end of the budget, and write the facts of the training; False if it was stopped before."""
-    from regard.base.whole_files import write_whole
+    from regard.lab.data.tokenizer import load_tokenizer
     from regard.lab.runs.run import SOURCE, STATE, TARGET
     from regard.lab.training.fitting import fit, quiet
     from regard.lab.training.preparation import prepare
 
-    for name in (SOURCE, TARGET):
-        if not (trial.path / name).exists():
-            write_whole(trial.path / name, (folder / name).read_bytes())
     before = peak_memory()
     with quiet():
-        prepared = prepare(study.config_of(trial.entry, trial.seed), trial.path, corpus=corpus)
+        shared = load_tokenizer(folder / SOURCE), load_tokenizer(folder / TARGET)
+        config = study.config_of(trial.entry, trial.seed)
+        prepared = prepare(config, trial.path, corpus=corpus, tokenizers=shared)
     outcome = fit(prepared.task, resume=(trial.path / STATE).exists(), on_step=_telling(tell))
     if outcome.reason == "interrupted":
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -66,8 +67,9 @@ def pairs_within(pairs: Iterable[Pair], source: Tokenizer, target: Tokenizer, ma
     """The pairs of at most `max_pieces` pieces on each side."""
 
     def fits(text: str, tokenizer: Tokenizer) -> bool:
-        # A piece has at least one character, and the first piece may be a lone space: a short text needs no tokenizer.
-        return len(text) < max_pieces or len(tokenizer.encode(text)) <= max_pieces
+        # A short text needs no tokenizer: a piece has at least one character of the normalized text, and the first
+        # piece may be a lone space. NFKD has at least as many characters as the NFKC of a tokenizer.
+        return len(unicodedata.normalize("NFKD", text)) < max_pieces or len(tokenizer.encode(text)) <= max_pieces
 
     return tuple(pair for pair in pairs if fits(pair.source, source) and fits(pair.target, target))
 

@@ -61,7 +61,13 @@ class Prepared:
     changes: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
 
 
-def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None = None) -> Prepared:
+def prepare(
+    config: Config,
+    folder: Path | None = None,
+    *,
+    corpus: Corpus | None = None,
+    tokenizers: tuple[Tokenizer, Tokenizer] | None = None,
+) -> Prepared:
     """Make everything that training needs. The first process writes it to the folder, so that a run can be resumed.
 
     A folder with a saved state keeps its vocabularies.
@@ -70,6 +76,7 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
         config: Of the run.
         folder: Of the run; None writes nothing.
         corpus: The sentence pairs; by default those that the configuration names.
+        tokenizers: Of the source and the target, for a new run; by default they are learned from the corpus.
     """
     rank = process_number(config.training)
     corpus = corpus or read_corpus(config.data)
@@ -78,9 +85,13 @@ def prepare(config: Config, folder: Path | None = None, *, corpus: Corpus | None
     if folder is not None and resumed:
         _check_same_corpus(corpus, folder)
         saved_tokenizers = _tokenizers_of(folder)
-    source, target = saved_tokenizers or (
-        learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer_kind, size)
-        for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
+    source, target = (
+        saved_tokenizers
+        or tokenizers
+        or (
+            learn_tokenizer([getattr(pair, side) for pair in corpus.train], config.tokenizer_kind, size)
+            for side, size in (("source", config.tokenizer.source_size), ("target", config.tokenizer.target_size))
+        )
     )
     torch.manual_seed(config.training.seed)
     model = _model(config, len(source), len(target))
