@@ -13,7 +13,7 @@ import regard as rg
 from regard import RegardError
 from regard.base.spans import INFINITY
 from regard.edits.layer_edits import AddedToScores, KnockedOut, Pairs
-from regard.edits.where import Indices
+from regard.edits.where import Indices, occurrence
 
 transformers = pytest.importorskip("transformers")
 TEXT = ["[CLS]", "The", "ani", "##mal", "said", "it", "was", "tired", ",", "and", "it", "slept"]
@@ -52,6 +52,11 @@ SELECTIONS = [
     ("l1.h3: #5 -> *", {(1, 3, 5, j) for j in range(6)}),
     ("induction: slept -> was", {(0, 1, 11, 6), (1, 3, 11, 6)}),
 ]
+
+
+def test_tokens_of_two_words_are_no_word():
+    words = ["Ġin", "Ġto", "Ġin", "to", "▁in", "▁to"]
+    assert occurrence("into", words) == range(2, 4)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -170,18 +170,21 @@ def plain(token: str) -> str:
 def places_of(word: str, tokens: Sequence[str]) -> list[range]:
     """Where a word is in a text: the numbers of its tokens, for each occurrence.
 
-    Case and the prefixes of tokenizers do not count. A part of a longer word is not the word.
+    Case and the prefixes of tokenizers do not count. A part of a longer word is not the word, where ## shows it, and
+    tokens of two words are no word.
 
-    >>> places_of("animal", ["the", "ani", "##mal", "Animal"])
-    [range(1, 3), range(3, 4)]
+    >>> places_of("animal", ["the", "ani", "##mal", "Animal"]), places_of("into", ["Ġin", "Ġto", "Ġin", "to"])
+    ([range(1, 3), range(3, 4)], [range(2, 4)])
     """
     pieces, target = [plain(token) for token in tokens], plain(word)
     continues_word = [token.startswith("##") for token in [*tokens, ""]]  # "": a word may end with the text
+    begins_word = [token.startswith(("Ġ", "▁")) for token in tokens]
     return [
         range(start, stop)
         for start in range(len(pieces))
         for stop in range(start + 1, min(start + PIECES, len(pieces)) + 1)
         if "".join(pieces[start:stop]) == target and not continues_word[start] and not continues_word[stop]
+        if not any(begins_word[start + 1 : stop])
         if pieces[start]  # a word does not begin at a token that is only a prefix
     ]
 
