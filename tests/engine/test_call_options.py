@@ -353,9 +353,9 @@ def test_a_repeated_call_with_options_makes_no_attention(monkeypatch):
         assert not made, options
 
 
-#: Most functions of Regard that a repeated call may call: time differs by machine, their number does not.
 #: Where the functions of Regard are: an environment may stand in a folder of the same name.
 SOURCE = str(Path(rg.__file__).parent)
+#: Most functions of Regard that a repeated call may call: time differs by machine, their number does not.
 MOST_CALLS = {"causal": 70, "flag": 84, "mask": 94, "token": 95}
 
 
