@@ -210,7 +210,7 @@ def order_finding(caller: Caller, visible: Tensor | None, mechanism: str | None)
     positions.
     """
     hides = visible is not None and not visible.all()
-    if hides and not visible.triu(1).any():
+    if hides and visible is not None and not visible.triu(1).any():
         return CheckFinding("order", "right", "The function is causal, so the order of tokens counts.")
     query, key, value = caller.sizes.sample(2, caller.dtype)
     order = torch.arange(caller.sizes.keys).flip(0)

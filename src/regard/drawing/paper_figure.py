@@ -219,8 +219,8 @@ def _material(source: Any, tokens: Any) -> Material:
         profile, special = source.profile, frozenset(source.profile.special)
         numbers = [layer.number for layer in profile.layers]
         layers = _layers(source.maps, numbers, lambda: source)
-        tokens = profile.query_tokens, profile.tokens
-        return Material(layers, *tokens, source.title, source.model, special, profile.ordinary)
+        about = source.title, source.model, special, profile.ordinary
+        return Material(layers, profile.query_tokens, profile.tokens, *about)
     maps = {"layers.0": source} if isinstance(source, AttentionMap) else getattr(source, "maps", source)
     if not isinstance(maps, Mapping):
         return _dense_layer(source, tokens)

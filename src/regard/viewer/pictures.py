@@ -50,8 +50,9 @@ def as_bytes(image: Any) -> np.ndarray:
         return np.asarray(image.convert("RGB"))
     if not isinstance(image, np.ndarray | Tensor):
         raise RegardError(f"show(image={type(image).__name__}): {RULE}")
-    array = image
-    if isinstance(image, Tensor):
+    if isinstance(image, np.ndarray):
+        array = image
+    else:
         array = (image.float() if image.is_floating_point() else image).detach().cpu().numpy()
     if array.ndim == 3 and isinstance(image, Tensor) and array.shape[0] in (1, 3) and array.shape[2] not in (1, 3):
         array = array.transpose(1, 2, 0)
