@@ -4,7 +4,7 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { percent, plural } from "./format";
 import { BIASES, slope, weightsByDistance } from "./formulas";
-import { dial, figure, list, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+import { dial, figure, names, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
 
 const chosen = { bias: "ALiBi", heads: 8, head: 2, power: 7 };
 const NEAR = 32;
@@ -64,16 +64,7 @@ export const biasLecture: Lecture = (context) =>
           changed();
         });
       return [
-        list(
-          "Bias",
-          chosen.bias,
-          Object.keys(BIASES).map((name) => [name, name]),
-          effects.bias,
-          (value) => {
-            chosen.bias = value;
-            changed();
-          },
-        ),
+        names("Bias", chosen, "bias", BIASES, effects, changed),
         one("Head", "head", [0, 15, 1]),
         one("Number of heads", "heads", [1, 16, 1]),
         one("Length of the text", "power", [3, 11, 1]),

@@ -57,6 +57,35 @@ export function list(
   return control(label, input, effect);
 }
 
+// A list of names; the chosen one is `state[name]`, and `effects[name]` says in a sentence what it does.
+export function names<K extends string>(
+  label: string,
+  state: Record<K, string>,
+  name: K,
+  options: object,
+  effects: Record<K, () => string>,
+  changed: () => void,
+): Control {
+  const pairs = Object.keys(options).map((each): [string, string] => [each, each]);
+  return list(label, state[name], pairs, effects[name], (value) => {
+    state[name] = value;
+    changed();
+  });
+}
+
+// A table of numbers, which scrolls where it is wider than its room.
+export const numbersTable = (heads: string[], rows: HTMLElement[]) =>
+  h(
+    "div",
+    { class: "scroll" },
+    h(
+      "table",
+      { class: "numbers steps" },
+      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
+      h("tbody", {}, ...rows),
+    ),
+  );
+
 // The controls of a lecture and its figures; `draw` makes the figures again after every change.
 export function withControls(
   make: (changed: () => void) => Control[],

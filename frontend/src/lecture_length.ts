@@ -4,8 +4,16 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { h } from "./dom";
 import { counted } from "./format";
-import { costsOf } from "./formulas";
-import { dial, figure, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+import { costsOf, type Layer } from "./formulas";
+import {
+  dial,
+  figure,
+  numbersTable,
+  roomOf,
+  STYLE,
+  withControls,
+  type Lecture,
+} from "./lecture_controls";
 
 const powers = { length: 10, width: 9, heads: 3, window: 8 };
 const [SHORT, LONG] = [4, 20];
@@ -47,29 +55,11 @@ function lines(context: Context) {
 
 function table(): HTMLElement {
   const heads = ["", "Multiplications", "Kept, if stored", "In float32", "Longest path"];
-  return h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      { class: "numbers steps" },
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
-      h(
-        "tbody",
-        {},
-        ...Object.entries(costs()).map(([kind, { products, kept, path }]) =>
-          h(
-            "tr",
-            {},
-            h("th", { scope: "row" }, kind),
-            ...[counted(products), counted(kept), bytes(kept), counted(path)].map((one) =>
-              h("td", {}, one),
-            ),
-          ),
-        ),
-      ),
-    ),
-  );
+  const row = ([kind, { products, kept, path }]: [string, Layer]) => {
+    const shown = [counted(products), counted(kept), bytes(kept), counted(path)];
+    return h("tr", {}, h("th", { scope: "row" }, kind), ...shown.map((one) => h("td", {}, one)));
+  };
+  return numbersTable(heads, Object.entries(costs()).map(row));
 }
 
 const effects = {

@@ -5,7 +5,7 @@ import type { Context } from "./context";
 import { h } from "./dom";
 import { shown } from "./format";
 import { entropy, NORMALIZERS, SCORES } from "./formulas";
-import { dial, figure, withControls, list, roomOf, STYLE, type Lecture } from "./lecture_controls";
+import { dial, figure, names, withControls, roomOf, STYLE, type Lecture } from "./lecture_controls";
 
 const KEYS: [string, number, number][] = [
   ["cat", 1.6, 0.5],
@@ -126,26 +126,8 @@ const effects = {
 export const scores: Lecture = (context) =>
   withControls(
     (changed) => [
-      list(
-        "Score",
-        query.score,
-        Object.keys(SCORES).map((name) => [name, name]),
-        effects.score,
-        (value) => {
-          query.score = value;
-          changed();
-        },
-      ),
-      list(
-        "Normalizer",
-        query.normalizer,
-        Object.keys(NORMALIZERS).map((name) => [name, name]),
-        effects.normalizer,
-        (value) => {
-          query.normalizer = value;
-          changed();
-        },
-      ),
+      names("Score", query, "score", SCORES, effects, changed),
+      names("Normalizer", query, "normalizer", NORMALIZERS, effects, changed),
       dial("Temperature", query.temperature, [0.1, 4, 0.1], effects.temperature, (value) => {
         query.temperature = value;
         changed();

@@ -2,7 +2,7 @@
 import type { Context } from "./context";
 import { h } from "./dom";
 import { entropy, MASKS, stepsOf, type Steps, vectorsOf } from "./formulas";
-import { dial, type Lecture, withControls, list } from "./lecture_controls";
+import { dial, names, numbersTable, type Lecture, withControls } from "./lecture_controls";
 
 const TOKENS = ["The", "cat", "sat", "on", "the", "mat"];
 const CHANNELS = 3; // of a value: few enough that a table shows them
@@ -61,16 +61,7 @@ function table(context: Context): HTMLElement {
     h("td", {}, "output"),
     h("td", {}, vector(found.output)),
   );
-  return h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      { class: "numbers steps" },
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, ...TOKENS.map(row), total),
-    ),
-  );
+  return numbersTable(heads, [...TOKENS.map(row), total]);
 }
 
 const effects = {
@@ -111,16 +102,7 @@ export const stepLecture: Lecture = (context) =>
           effects.temperature,
           setting("temperature"),
         ),
-        list(
-          "Mask",
-          chosen.mask,
-          Object.keys(MASKS).map((name) => [name, name]),
-          effects.mask,
-          (value) => {
-            chosen.mask = value;
-            changed();
-          },
-        ),
+        names("Mask", chosen, "mask", MASKS, effects, changed),
         dial("Size of the mask", chosen.size, [1, TOKENS.length, 1], effects.size, setting("size")),
       ];
     },
