@@ -80,8 +80,8 @@ def run(
     if way is None:
         way = _way(call)
         if kind is not None:
-            while len(_ways) >= KEPT:
-                _ways.pop(next(iter(_ways), None), None)
+            for oldest in tuple(_ways)[: max(0, len(_ways) + 1 - KEPT)]:  # a copy: other threads may keep ways, too
+                _ways.pop(oldest, None)
             _ways[kind] = way
     return way(query, key, value), None
 
