@@ -17,7 +17,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "tools"))
 import torch
 
-import drawn_calls  # noqa: F401 - its draws are pairs too
+import backend_calls  # noqa: F401 - its draws are pairs too
+import drawn_calls  # noqa: F401 - and its own
 import feature_pairs
 
 

@@ -210,6 +210,15 @@ def test_calls_of_the_same_shapes_keep_their_dtype_and_their_gradients(num_queri
                 torch.testing.assert_close(got.double(), wanted, **CLOSE)
 
 
+@pytest.mark.parametrize(("num_queries", "num_keys"), [(0, 5), (1, 0), (2, 0), (0, 0)])
+@torch.no_grad()
+def test_calls_without_a_query_or_a_key_give_zeros(num_queries, num_keys):
+    """torch's kernel divides by the number of keys, and ends the process where there is none."""
+    tensors = torch.randn(1, 4, num_queries, 8), *torch.randn(2, 1, 2, num_keys, 8)
+    output, _ = backend.run(Calling(False), *tensors, None)
+    assert output.shape == (1, num_queries, 4, 8) and not output.any()
+
+
 @pytest.mark.parametrize("num_queries", [1, 2])
 @torch.no_grad()
 def test_autocast_of_an_earlier_call_allows_no_later_call(num_queries):

@@ -1,11 +1,16 @@
-"""Two features at once, 200 draws; `make fuzz` draws as many as one likes."""
+"""Two features at once, 228 draws; `make fuzz` draws as many as one likes."""
+
+import importlib.util
 
 import pytest
 
 import drawn_calls  # noqa: F401 - its draws are pairs too
 import feature_pairs
 
-DRAWS = 200
+if importlib.util.find_spec("transformers"):
+    import backend_calls  # noqa: F401 - calls of a backend of transformers
+
+DRAWS = 228
 OF_MODELS = {"edit_and_generation", "watch_inside_edit"}
 
 

@@ -139,11 +139,12 @@ def _decoding(call: AttentionCall) -> Way | None:
     """How the few queries of decoding run, by the kernel without a plan; None if it does not run such a call.
 
     Planning takes longer than the arithmetic: with a cache that grows, 0.60 milliseconds a call in place of 0.20.
-    As many queries as keys are no decoding, and take the usual path. So do calls that the operator cannot express.
+    As many queries as keys are no decoding, and take the usual path. So do calls that the operator cannot express, and
+    calls without a query or a key, at which torch's kernel divides by zero.
     """
     mask, options = call.mask, call.options
     tensors = call.query, call.key, call.value, options.get("s_aux")
-    if not call.query.ndim == call.key.ndim == call.value.ndim == 4:
+    if not call.query.ndim == call.key.ndim == call.value.ndim == 4 or not all(t.numel() for t in tensors[:3]):
         return None
     num_queries, num_keys = call.query.shape[2], call.key.shape[2]
     learns = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
