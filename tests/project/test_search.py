@@ -193,7 +193,7 @@ WORDS = {
     "grade submissions": ["guides/grade.html"],
     "torch.compile": ["guides/from-torch.html"],
     "TransformerLens": ["guides/from-bertviz.html"],
-    "export": ["page.html", "guides/see.html", "guides/heatmap.html"],
+    "export": ["page-share.html", "guides/how-to.html"],
 }
 
 
