@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, overload
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from regard.attention import Attention, Mechanism, Prepared, checked_mechanism
 from regard.base.checks import explained
 from regard.base.context import ContextItems
-from regard.base.errors import RegardError, errors_named
+from regard.base.errors import RegardError, errors_named, warn_caller
 from regard.base.positions import Positions, check_positions
 from regard.base.shapes import Sizes, check_finite, in_autocast_dtype, without_autocast
 from regard.base.spans import Spans
@@ -532,8 +531,7 @@ def _run(problem: Problem, kept: ExecutionPlan | None, request: Request, plan_ke
     with attend_listeners.computing(), without_autocast(problem.query.device):
         chosen = engine_plan(problem, request.engine) if kept is None else kept
         for reason in chosen.quadratic if kept is None else ():
-            # the line that calls `attend`, which two decorators wrap
-            warnings.warn(f"attend: {reason}. regard.plan(...) shows the whole plan.", stacklevel=7)
+            warn_caller(f"attend: {reason}. regard.plan(...) shows the whole plan.")
         result = chosen.run()
         if kept is None:
             kept_plans.keep(plan_key, chosen, request.attention)

@@ -38,6 +38,23 @@ def test_it_is_warned_of_with_the_piece_by_name(what):
         attention(small, small, small)
 
 
+FAR = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: j == i))
+CALLS = {
+    "a mechanism": lambda x: FAR(x, x, x),
+    "attend": lambda x: rg.attend(x, x, x, attention=FAR),
+    "a mask of attend": lambda x: rg.attend(x, x, x, mask=FAR.mask),
+    "a module": lambda x: rg.nn.MultiHeadAttention(8, 1, attention=FAR)(x[0]),
+    "a function of torch": lambda x: torch.no_grad()(rg.attend)(x, x, x, attention=FAR),
+}
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_the_warning_names_the_line_of_the_user(what):
+    with pytest.warns(UserWarning, match="mask_mod has no spans") as warned:
+        CALLS[what](torch.randn(1, 1, N, 8))
+    assert (warned[0].filename, warned[0].lineno) == (__file__, CALLS[what].__code__.co_firstlineno)
+
+
 @pytest.mark.parametrize("what", [name for name in FALLS if "dropout" not in name])
 def test_the_plan_says_it(what):
     attention, _ = FALLS[what]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 import transformers
@@ -12,6 +14,7 @@ import regard as rg
 from extras import needs_transformers, older_than
 from miniatures import BART, GPT2, LLAMA, T5, sharpened, tokens
 from regard.hf.capture.generation_steps import METHODS
+from regard.hf.names import CACHES
 from regard.maps.stored import load_map, save_map
 from watching import assert_verified, oracle
 
@@ -183,12 +186,17 @@ def test_a_quantized_cache_shows_the_keys_of_each_step():
         torch.testing.assert_close(generation[layer].dense(), rows, atol=1e-5, rtol=0)
 
 
+def past(model, cache):
+    """The argument of a model that has the cache: transformers 5.24 has another name."""
+    return {next(name for name in CACHES if name in inspect.signature(model.forward).parameters): cache}
+
+
 def test_a_generation_that_continues_a_cache_or_embeddings():
     model, ids = build("LlamaForCausalLM"), tokens(6)
     cache = transformers.DynamicCache(config=model.config)
     with torch.no_grad():
-        model(ids[:, :4], past_key_values=cache)
-    generation, out = generated(model, ids, past_key_values=cache)
+        model(ids[:, :4], **past(model, cache))
+    generation, out = generated(model, ids, **past(model, cache))
     whole = oracle(model, {"input_ids": out[:, :-1]})["all"]
     for layer in (0, 1):  # the tokens of the earlier cache have keys and no rows
         torch.testing.assert_close(generation[layer].dense(), whole[layer][:, :, 4:], atol=1e-5, rtol=0)
@@ -325,7 +333,7 @@ def test_steps_outside_of_a_generation_and_of_statistics():
     cache = transformers.DynamicCache(config=model.config)
     with rg.watch(model, on_step=lambda step: seen_steps.append((step.number, step.positions))), torch.no_grad():
         for part in ids.split((3, 2), 1):
-            model(part, past_key_values=cache)
+            model(part, **past(model, cache))
         model(ids, use_cache=False)
         model(ids[:, :2], use_cache=False)
     assert seen_steps == [(0, range(3)), (1, range(3, 5)), (2, range(5)), (3, range(2))]

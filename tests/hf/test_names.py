@@ -10,9 +10,12 @@ import transformers
 from torch import nn
 
 import regard as rg
+from recurrent_models import build
 from regard.hf.attention_modules import attention_modules
+from regard.hf.capture.model_inputs import ReadTexts
 from regard.hf.heads.model_heads import ModelHeads
-from regard.hf.names import BY_HAND, IN_ORDER, OUTPUTS, is_of_attention, is_of_values, output_names, sides_of
+from regard.hf.names import BY_HAND, IN_ORDER, OUTPUTS, cache_in, is_of_attention, is_of_values, output_names, sides_of
+from regard.hf.recurrent.inline_layers import inline_reader
 from watching import watched
 
 C, H, T = 12, 3, 5
@@ -148,3 +151,55 @@ class TableAttention(nn.Module):
 
 def test_words_in_the_plural_are_names_of_projections():
     assert list(attention_modules(nn.Sequential(TableAttention()))) == ["0"]
+
+
+class Answer:
+    """What a model of transformers 5.24 returns: the cache has a new name, and warns under its old ones."""
+
+    def __init__(self, logits, cache):
+        self.logits, self.cache = logits, cache
+
+    @property
+    def past_key_values(self):
+        raise AssertionError("the old name was read")
+
+    cache_params = past_key_values
+
+
+class CachedLayer(nn.Module):
+    """One attention that takes and returns its cache under a name."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.name, self.embed = name, nn.Embedding(9, 8)
+
+    def forward(self, input_ids, **given):
+        x = self.embed(input_ids)[:, None]
+        keys = given[self.name].update(x, x, 0)[0]
+        mask = torch.ones(x.shape[2], keys.shape[2], dtype=torch.bool).tril(keys.shape[2] - x.shape[2])
+        out = nn.functional.scaled_dot_product_attention(x, keys, keys, attn_mask=mask)
+        return Answer(out, given[self.name])
+
+
+@pytest.mark.parametrize("name", ["cache", "past_key_values", "cache_params"])
+def test_a_cache_is_found_under_each_name_of_transformers(name):
+    model, cache, ids, steps = CachedLayer(name), transformers.DynamicCache(), torch.arange(5)[None], []
+    read = ReadTexts()
+    with rg.watch(model, on_step=lambda step: steps.append(step.positions)), torch.no_grad():
+        for part in ids.split((3, 2), 1):
+            model(part, **{name: cache})
+            read = read.after(model, (), {"input_ids": part, name: cache})
+    assert steps == [range(3), range(3, 5)]
+    assert torch.equal(read.ids, ids)
+
+
+@pytest.mark.parametrize("name", ["MiniMax", "Lfm2"])
+def test_the_state_of_a_layer_is_found_under_each_name_of_transformers(name):
+    model = build(name)
+    with torch.no_grad():
+        cache = cache_in(vars(model(torch.arange(5)[None], use_cache=True)))
+    layers = [module for module in model.modules() if inline_reader(module) is not None]
+    for module in layers:
+        states = [inline_reader(module).state_before(module, {old: cache}) for old in ("cache", "past_key_values")]
+        assert states[0] and all(torch.equal(*pair) for pair in zip(*states, strict=True))
+    assert layers

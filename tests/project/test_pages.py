@@ -5,6 +5,7 @@ A process is fresh in what it imports of regard; other packages were imported be
 
 from __future__ import annotations
 
+import codeop
 import doctest
 import json
 import re
@@ -220,3 +221,28 @@ regard shwo longformer
     with pytest.raises(AssertionError):
         check_printed(block, None, printed)
     assert "No such command 'shwo'" in refused["error"]
+
+
+#: The pages of a first visit: their readers paste blocks at the prompt of Python.
+PROMPT = ["README.md", "docs/guides/install.md", "docs/guides/first-hour.md"]
+PROMPT += [name for name in PAGES if name.startswith("docs/for/")]
+
+
+def statements_at_the_prompt(code):
+    """The statements that the prompt of Python reads from pasted lines: an empty line ends an indented block."""
+    lines, statements = [], []
+    for line in [*code.splitlines(), ""]:
+        lines.append(line)
+        if codeop.compile_command("\n".join(lines)) is not None:
+            statements.append("\n".join(lines))
+            lines = []
+    assert not "".join(lines), lines
+    return statements
+
+
+@pytest.mark.parametrize("name", PROMPT)
+def test_blocks_of_a_first_visit_can_be_pasted_at_the_prompt_of_python(name):
+    for block in PAGES[name]:
+        if block.language == "python":
+            assert statements_at_the_prompt(block.code), f"{name}:{block.line}"
+            assert not re.search(r"^ +(model|run)(\.generate)?\(", block.code, re.M), "the prompt prints what it returns"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -55,6 +57,14 @@ def errors_named(inner: str, outer: str) -> Iterator[None]:
         if type(error) is not RegardError or own == str(error):
             raise
         raise RegardError(own) from None
+
+
+def warn_caller(message: str) -> None:
+    """Warn at the line of the caller's code: the innermost frame that is neither Regard's nor torch's."""
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in ("regard", "torch"):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

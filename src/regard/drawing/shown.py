@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from regard.base.checks import checked
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, warn_caller
 from regard.base.upper_layers import upper_layer
 from regard.drawing.panels import as_weights
 from regard.maps import AttentionMap, DenseMap
@@ -81,9 +80,8 @@ def _map_of_layer(layer: Any) -> AttentionMap:
             "let each query attend to a key, or give weights.nan_to_num(0.0)."
         )
     if bool((weights < 0).any()) or bool((weights.float().sum(-1) > 1.01).any()):
-        warnings.warn(
+        warn_caller(
             "show: some weights are negative, or a row sums to more than 1, so these may be scores. Weights are "
-            "scores.softmax(-1).",
-            stacklevel=4,  # the line that calls `show`, which is wrapped once
+            "scores.softmax(-1)."
         )
     return DenseMap(weights)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from torch import nn
 
+#: Names under which models of transformers get and return their cache. From 5.24 on all have the first one.
+CACHES = ("cache", "past_key_values", "cache_params", "past_buckets_states", "mems", "state")
 #: A word in the name of a projection -> what it computes: "q" -> query. A "w" may stand before it, as in "Wqkv".
 SIDES = {word: frozenset({side}) for side in ("query", "key", "value") for word in (side, side[0], f"{side}s")}
 SIDES |= {"queries": SIDES["query"], "qk": SIDES["q"] | SIDES["k"], "kv": SIDES["k"] | SIDES["v"]}
@@ -78,3 +81,23 @@ def output_names(children: Mapping[str, nn.Module]) -> list[str]:
     """The name of the output projection among the children of an attention module, or its names for two sequences."""
     names = [name for name in (*OUTPUTS, *BY_HAND) if name in children]
     return names[:1] or [name for name in children if SOME_OUTPUTS.match(name)]
+
+
+def cache_in(values: Mapping[str, Any]) -> Any:
+    """The cache among the arguments of a call, or among the values of its output; None if there is none.
+
+    >>> cache_in({"input_ids": 1, "past_key_values": None, "cache_params": 2})
+    2
+    """
+    return next((values[name] for name in CACHES if values.get(name) is not None), None)
+
+
+def cached_length(cache: Any) -> int | None:
+    """The number of tokens in a cache of transformers; None if it does not say."""
+    length = getattr(cache, "get_seq_length", None)
+    if length is None:
+        return None
+    try:
+        return int(length())
+    except (ValueError, TypeError, AttributeError, IndexError):  # a cache without attention layers
+        return None

@@ -26,6 +26,7 @@ from regard.hf.capture.generation import Generation
 from regard.hf.capture.generation_joins import ForwardPass, GenerationRecord
 from regard.hf.capture.model_maps import WatchedAttention
 from regard.hf.capture.module_hooks import inside_backward
+from regard.hf.names import cache_in, cached_length
 
 #: The methods that decode; beam search is the one with rows that continue other rows.
 BEAMS = "_beam_search"
@@ -114,8 +115,7 @@ class GenerationCalls:
 generation_calls = GenerationCalls()
 
 
-#: Names under which models of transformers get their cache, and the tokens of a pass.
-CACHES = ("past_key_values", "cache_params", "past_buckets_states", "mems", "state")
+#: Names under which models of transformers get the tokens of a pass.
 TOKENS = ("decoder_input_ids", "input_ids", "decoder_inputs_embeds", "inputs_embeds")
 
 
@@ -305,7 +305,7 @@ def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int
     embeddings = options.get("inputs_embeds")
     if isinstance(embeddings, Tensor):
         return embeddings.shape[1] - prompt.shape[1]
-    past = _length(options.get("past_key_values"))
+    past = cached_length(cache_in(options))
     mask = options.get("attention_mask")
     length = mask.shape[1] if isinstance(mask, Tensor) else getattr(config, "_mask_length", -1)
     return past if past and length != prompt.shape[1] else 0
@@ -320,20 +320,6 @@ def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
 
 def _num_cached(kwargs: dict[str, Any], output: Any) -> int | None:
     """The number of tokens in the cache after a pass; None if there is no cache, or it has no length."""
-    for name in CACHES:
-        cache = kwargs.get(name)
-        cache = getattr(output, name, None) if cache is None else cache
-        if cache is not None and kwargs.get("use_cache") is not False:
-            return _length(cache)
-    return None
-
-
-def _length(cache: Any) -> int | None:
-    """The number of tokens in a cache of transformers; None if it does not say."""
-    length = getattr(cache, "get_seq_length", None)
-    if length is None:
-        return None
-    try:
-        return int(length())
-    except (ValueError, TypeError, AttributeError, IndexError):  # a cache without attention layers
-        return None
+    cache = cache_in(kwargs)
+    cache = cache_in(getattr(output, "__dict__", {})) if cache is None else cache  # old names are properties that warn
+    return None if cache is None or kwargs.get("use_cache") is False else cached_length(cache)

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.hf.names import cache_in, cached_length
+
 #: Inputs that a picture of the attention shows, and the inputs that say where their tokens are.
 PICTURED = ("pixel_values", "pixel_values_videos", "input_features")
 BESIDE = ("input_ids", "image_grid_thw", "video_grid_thw")
@@ -36,8 +38,7 @@ class ReadTexts:
         keeps the text of the encoder if it has none of its own: `generate` runs the encoder only once.
         """
         given = dict(zip(_parameters(type(module)), args, strict=False)) | dict(kwargs)
-        read_length = getattr(given.get("past_key_values"), "get_seq_length", None)
-        length = 0 if read_length is None else int(read_length())
+        length = cached_length(cache_in(given)) or 0
         ids, targets = (given.get(name) for name in ("input_ids", "decoder_input_ids"))
         if not _are_ids(ids):
             ids = next((x for name, x in given.items() if _are_ids(x) and name not in NO_IDS), None)

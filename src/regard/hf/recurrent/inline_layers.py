@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32
 from regard.hf.calls import Untranslatable
+from regard.hf.names import cache_in
 from regard.hf.recurrent.core_calls import CONVOLUTION, GATED, LINEAR, CoreCall, heads_first, state_copies
 from regard.maps.scored_map import Convolution
 from regard.pieces.transition import Steps
@@ -46,7 +47,7 @@ class Lightning:
     parts = ("qkv_proj", "norm")
 
     def state_before(self, module: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
-        cache = given.get("past_key_values")
+        cache = cache_in(given)
         return () if cache is None else state_copies(cache.get_linear_cache(module.layer_idx))
 
     def read(self, module: Any, seen: Seen, output: Any) -> CoreCall:
@@ -149,7 +150,7 @@ class GatedConvolution:
     parts = ("in_proj", "out_proj")
 
     def state_before(self, module: Any, given: dict[str, Any]) -> tuple[Tensor, ...]:
-        cache = given.get("past_key_values")
+        cache = cache_in(given)
         if cache is None or not hasattr(cache, "get_conv_state"):
             return ()
         return state_copies(cache.get_conv_state(module.layer_idx, state_idx=0))
