@@ -123,6 +123,7 @@ def test_folders_are_read_by_datasets(tmp_path, monkeypatch):
     [
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 of .* no text in the field 'text'.*its fields: body"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text"\n', "line 3 of .* is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n\nnull\n', "line 3 of .* is null, so it has no text"),
         ("a.jsonl", b"[1]\n", "line 1 of .* none, it is a list"),
         ("a.jsonl", b'{"text": 3}\n', "line 1 of .* no text"),
         ("a.txt", None, "there is no file"),

@@ -82,6 +82,11 @@ def json_records(path: Path, operation: str) -> Iterator[tuple[int, Any]]:
             raise RegardError(
                 f"{operation}: line {number} of {path} is not JSON ({error}). Give one object per line."
             ) from None
+        if record is None:
+            raise RegardError(
+                f"{operation}: line {number} of {path} is null, so it has no text. Give one object per line; an empty "
+                "line has no record."
+            )
         yield number, record
 
 
