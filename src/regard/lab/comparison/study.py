@@ -13,7 +13,7 @@ from typing import Any
 
 from regard.base.errors import RegardError
 from regard.base.texts.text_files import read_json
-from regard.base.whole_files import write_whole
+from regard.base.whole_files import write_json, write_whole
 from regard.lab.comparison.processes import this_machine
 from regard.lab.data.corpus import Corpus
 from regard.lab.data.retrieval import NOVEL, nearest_pairs, without_near
@@ -236,7 +236,7 @@ def open_study(study: Study, folder: Path, *, command: str = "", hardware: Mappi
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RegardError(f"compare: {folder} exists and is not a comparison. Give --out a new folder.")
     else:
-        _write(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(hardware))
+        write_json(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(hardware))
     try:
         _share(study, corpus, folder, settings["bleu_tokenizer"])
     except RegardError:
@@ -320,9 +320,9 @@ def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
             write_whole(folder / file, learn_tokenizer(sentences, study.config.tokenizer_kind, size).to_bytes())
     if not (folder / TEST).exists():
         texts = {"sources": [p.source for p in corpus.test], "references": [p.target for p in corpus.test]}
-        _write(folder / TEST, texts | {"ids": [p.id for p in corpus.test]})
+        write_json(folder / TEST, texts | {"ids": [p.id for p in corpus.test]})
     if not (folder / RETRIEVAL).exists():
-        _write(folder / RETRIEVAL, retrieval(corpus, tokenizer))
+        write_json(folder / RETRIEVAL, retrieval(corpus, tokenizer))
 
 
 def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
@@ -371,8 +371,3 @@ def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield package, metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-
-
-def _write(path: Path, data: Any) -> None:
-    """Write data as indented JSON, completely or not at all."""
-    write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
