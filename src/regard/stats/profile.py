@@ -89,6 +89,9 @@ class LayerProfile:
     averaged: tuple[int, int] | None = None
     first_key: int = 0
 
+    def __repr__(self) -> str:
+        return f"LayerProfile({self.name!r}, layer {self.number}, {self.num_heads} heads)"
+
     @property
     def num_heads(self) -> int:
         return len(self.received)
@@ -141,6 +144,10 @@ class ModelProfile:
         if name not in known:
             raise RegardError(f"profile: there is no statistic {name!r}. Known names: {', '.join(known)}.")
         return [layer.values[name] for layer in self.layers]
+
+    def __repr__(self) -> str:
+        lines = [f"  {layer!r}" for layer in self.layers[:5]]
+        return "\n".join([f"ModelProfile({len(self.layers)} layers, {len(self.tokens)} tokens)", *lines])
 
     def table(self) -> str:
         """One line of plain text for each head."""
@@ -492,6 +499,9 @@ class HeadTable:
                 f"HeadTable.from_json: the data are not a table ({type(error).__name__}: {error}). "
                 "Give the result of HeadTable.to_json."
             ) from None
+
+    def __repr__(self) -> str:
+        return f"HeadTable({len(self.layers)} layers, {self.documents} documents)"
 
     def table(self) -> str:
         """One line of plain text for each head; statistics with several numbers for each head are left out."""
