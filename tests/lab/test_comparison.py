@@ -10,6 +10,7 @@ import sys
 import textwrap
 import threading
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -212,6 +213,19 @@ def test_a_folder_goes_on_with_the_same_comparison_and_refuses_another_by_name(t
     (tmp_path / "b" / "thesis.tex").write_text("precious")
     with pytest.raises(RegardError, match="is not a comparison"):
         open_study(study, tmp_path / "b")
+
+
+def test_the_hardware_of_a_comparison_over_a_cluster_is_that_of_the_cluster(tmp_path, monkeypatch):
+    nodes = [{"Alive": True}, {"Alive": True}, {"Alive": False}]
+    ray = SimpleNamespace(cluster_resources=lambda: {"CPU": 96.0}, nodes=lambda: nodes)
+    monkeypatch.setattr("regard.lab.comparison.processes.cluster", lambda operation: nullcontext(ray))
+    at_a_time = []
+    monkeypatch.setattr(lab.Comparison, "run", lambda _, count, *others: at_a_time.append(count))
+    for processes, count in ((None, 96), (5, 5)):
+        lab.compare(tiny(), tmp_path / str(processes), processes=processes, engine="ray")
+        hardware = read(tmp_path / str(processes) / comparison.STUDY)["hardware"]
+        assert hardware == {"machines": 2, "cores": 96, "processes": count, "threads_per_process": 1}
+    assert at_a_time == [96, 5]
 
 
 def test_a_folder_whose_vocabularies_could_not_be_learned_is_free_again(tmp_path):

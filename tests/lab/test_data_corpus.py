@@ -217,6 +217,9 @@ def test_other_mistakes_are_named(files, tmp_path):
     broken = write(tmp_path / "a.jsonl", ['{"source": "a", "target": "b"}', "{"])
     with pytest.raises(RegardError, match=r"line 2 of .*a\.jsonl is not JSON"):
         load_corpus(broken)
+    broken = write(tmp_path / "a.jsonl", ['{"source": "a", "target": "b"}', "", "null"])
+    with pytest.raises(RegardError, match=r"line 3 of .*a\.jsonl is null"):
+        load_corpus(broken)
     broken = write(tmp_path / "a.jsonl", ['{"source": "a", "other": 3}'])
     with pytest.raises(RegardError, match=r"line 1 of .* no text in the field 'target'. Its fields: source, other"):
         load_corpus(broken)

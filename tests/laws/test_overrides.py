@@ -1,7 +1,5 @@
 """A subclass that overrides a rule is computed as it says, by every engine that accepts it."""
 
-import math
-
 import pytest
 import torch
 
@@ -21,6 +19,73 @@ def own_transform(base):
 def own_term(base):
     """A subclass that adds -0.7 |j - i|."""
     return type("Sloped", (base,), {"term": lambda self, grid, rows, cols: -0.7 * grid.distance.abs().double()})
+
+
+def by_place(base):
+    """A subclass of a bias of distances that adds a number for each key, whatever its distance."""
+    return type("ByPlace", (base,), {"term": lambda self, grid, rows, cols: -0.3 * grid.j.double()})
+
+
+def own_weights(base):
+    """A subclass whose weights are 3 times those of the base."""
+    weights = base.weights
+    return type("Tripled", (base,), {"weights": lambda self, *of: 3 * weights(self, *of)})
+
+
+def own_statistic(base):
+    """A subclass whose scores are halved for the statistic, but not for the weights."""
+    statistic = base.row_statistic
+    return type("Loose", (base,), {"row_statistic": lambda self, s, columns: statistic(self, s / 2, columns)})
+
+
+class Warmer(rg.normalizers.Softmax):
+    def tempered(self, scores):
+        return scores / 3
+
+
+class Later(rg.RoPE):
+    def encode_query(self, x, positions):
+        return self.encode(x, positions + 2)
+
+
+class Doubled(rg.encodings.QKNorm):
+    def encode_key(self, x, positions):
+        return 2 * super().encode_key(x, positions)
+
+
+class Slow(rg.RoPE):
+    def frequencies(self):
+        return super().frequencies() / 7
+
+
+class Halves(rg.encodings.LinearScaling):
+    def __call__(self, frequencies):
+        return frequencies / 2
+
+
+class Loud(rg.encodings.LinearScaling):
+    magnitude = 3.0
+
+
+class Filter(rg.transitions.Taps):
+    def transform(self, score, grid, rows, cols):
+        return score + grid.distance
+
+
+class Relu(rg.scores.EluPlusOne):
+    def __call__(self, query, key):
+        return query.relu() + 0.5, key.relu() + 0.5
+
+
+def sink(base):
+    """A normalizer with a sink that differs between the heads."""
+    normalizer = base(2)
+    normalizer.sink.data = torch.tensor([-1.0, 2.0])
+    return {"normalizer": normalizer}
+
+
+def taps():
+    return {"bias": Filter(torch.ones(2, 3)), "normalizer": rg.normalizers.Unnormalized(), "mask": rg.causal()}
 
 
 class Squared(rg.Dot):
@@ -70,19 +135,49 @@ PIECES = {
     "the rule of a part of a mask": lambda: {"mask": every_second(rg.causal)() & rg.window(4)},
     "the rule of window": lambda: {"mask": every_second(rg.window)(3)},
     "the rule of padding": lambda: {"mask": every_second(type(rg.padding([4, 6])))(torch.tensor([4, 6]))},
+    "the term of T5Bias": lambda: {"bias": by_place(rg.biases.T5Bias)(2)},
+    "the place in ALiBi": lambda: {"bias": by_place(rg.ALiBi)(2)},
+    "the term of a table": lambda: {"bias": by_place(rg.biases.LearnedTable)(2, 3)},
+    "the term of KERPLE": lambda: {"bias": by_place(rg.biases.KERPLEBias)(2)},
+    "the term of FIRE": lambda: {"bias": by_place(rg.biases.FIREBias)(2, fixed_length=9)},
+    "the transform of a filter": taps,
+    "the weights of softmax": lambda: {"normalizer": own_weights(rg.normalizers.Softmax)()},
+    "the weights of softmax with a sink": lambda: {"normalizer": own_weights(rg.normalizers.Softmax)(sink=0.5)},
+    "the weights of a learned sink": lambda: sink(own_weights(rg.normalizers.LearnedSink)),
+    "the weights of sigmoid": lambda: {"normalizer": own_weights(rg.normalizers.Sigmoid)()},
+    "the weights of a hard maximum": lambda: {"normalizer": own_weights(rg.normalizers.Hardmax)()},
+    "the weights of top-k": lambda: {"normalizer": own_weights(rg.normalizers.TopK)(3)},
+    "the weights of a sum": lambda: {
+        "score": rg.scores.FeatureScore(),
+        "normalizer": own_weights(rg.normalizers.SumNormalizer)(),
+    },
+    "the features of a score": lambda: {
+        "score": rg.scores.FeatureScore(Relu()),
+        "normalizer": rg.normalizers.SumNormalizer(),
+    },
+    "the statistic of softmax": lambda: {"normalizer": own_statistic(rg.normalizers.Softmax)()},
+    "the statistic of entmax": lambda: {"normalizer": own_statistic(rg.normalizers.Entmax15)()},
+    "the temperature of softmax": lambda: {"normalizer": Warmer()},
+    "the queries of RoPE": lambda: {"position": Later(WIDTH)},
+    "the frequencies of RoPE": lambda: {"position": Slow(WIDTH)},
+    "the scaling of RoPE": lambda: {"position": rg.RoPE(WIDTH, scaling=Halves(5.0))},
+    "the magnitude of RoPE": lambda: {"position": rg.RoPE(WIDTH, scaling=Loud(5.0))},
+    "the keys of a norm": lambda: {"position": Doubled(WIDTH)},
     "the rule of documents": lambda: {"mask": every_second(rg.masks.documents)([2, 4])},
 }
 
 
 def by_definition(attention, query, key, value):
     """The output from the methods of the pieces, on all pairs."""
-    grid = rg.types.Grid.whole(POSITIONS, 2, 2, N)
+    grid, columns = rg.types.Grid.whole(POSITIONS, 2, 2, N), torch.arange(N)
+    if attention.position is not None:
+        query, key = attention.position.encode_both(query, key, POSITIONS)
     scores = attention.score.tile(*attention.score.prepare(query, key), grid)
     for bias in attention.bias:
         scores = bias.transform(scores.clone(), grid, *bias.prepare(query, key, POSITIONS))
     if attention.mask is not None:
-        scores = scores.masked_fill(~attention.mask.allowed(grid), -math.inf)
-    return scores.softmax(-1) @ value
+        scores = scores.masked_fill(~attention.mask.allowed(grid), attention.normalizer.masked_score)
+    return attention.normalizer.weights(scores, attention.normalizer.row_statistic(scores, columns), columns) @ value
 
 
 @pytest.mark.parametrize("overridden", PIECES)
@@ -101,3 +196,34 @@ def test_a_subclass_is_computed_as_it_says(overridden):
         steps = seen.weights.step_table(4, head=1, batch=1, value=tensors[2])
         torch.testing.assert_close(steps.output, expected[1, 1, 4], atol=1e-5, rtol=1e-5, msg=name)
     assert {"auto", "dense", "blocked"} <= accepting
+
+
+class Faster(rg.transitions.Decay):
+    def prepare(self, query, key):
+        return rg.transitions.Decay(3 * self.log_decay).prepare(query, key)
+
+
+class Longer(rg.transitions.Delta):
+    def normalized(self, query, key):
+        return 0.5 * query, 0.5 * key
+
+
+@pytest.mark.parametrize(
+    ("own", "equal", "tensors"),
+    [
+        (Faster(-0.2), rg.transitions.Decay(-0.2 * 3), {}),
+        (Longer(unit=False), rg.transitions.Delta(unit=False), {"beta": torch.rand(1, 2, N)}),
+    ],
+)
+@torch.no_grad()
+def test_a_transition_is_computed_as_it_says(own, equal, tensors):
+    q, k, v = torch.randn(3, 1, 2, N, WIDTH)
+    shorter = 0.5 if isinstance(own, Longer) else 1.0
+    expected = rg.attend(shorter * q, shorter * k, v, attention=rg.Attention(transition=equal), **tensors).output
+    for name in ["auto", *ENGINES]:
+        try:
+            seen = rg.attend(q, k, v, attention=rg.Attention(transition=own), engine=name, **tensors)
+        except rg.RegardError:
+            assert name != "auto"
+            continue
+        torch.testing.assert_close(seen.output, expected, atol=1e-5, rtol=1e-5, msg=name)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from drawn import masks
-from regard.maps.joined import JoinedMap, MapRows
+from regard.maps.joined import JoinedMap, MapRows, joined
 
 B, H = 2, 2
 
@@ -70,3 +70,40 @@ def test_a_joined_map_has_the_weights_and_the_mask_of_its_parts(data, num_keys):
     if start < stop:
         assert all(key in some for key in pairs.any(0).nonzero().flatten().tolist())
         assert all(pairs[:, key].all() for key in range(num_keys) if key in every)
+
+
+def steps(cache, tensors, attention):
+    """The maps of one call for each token."""
+    for n in range(tensors.shape[3]):
+        seen = attention(*tensors[:, :, :, n : n + 1], cache=cache)
+        cache = seen.cache
+        yield seen.weights
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 8])
+def test_steps_of_a_ring_keep_their_weights_on_the_keys_of_the_last(size):
+    tensors, attention = torch.randn(3, B, H, 8, 4), rg.Attention(mask=rg.causal())
+    maps = list(steps(rg.caches.RingCache(size), tensors, attention))
+    weights, keys = joined(maps), maps[-1].shape[3]
+    whole = rg.Attention(mask=rg.causal() & rg.window(size))(*tensors).weights.dense()
+    torch.testing.assert_close(weights.dense(), whole[..., -keys:])
+    torch.testing.assert_close(weights.received(), whole.sum(2)[..., -keys:])
+
+
+def test_steps_of_a_ring_with_sinks_are_refused():
+    maps = list(steps(rg.caches.RingCache(3, sinks=1), torch.randn(3, B, H, 8, 4), rg.Attention(mask=rg.causal())))
+    assert joined(maps[:3]).shape == (B, H, 3, 3)
+    with pytest.raises(rg.RegardError, match=r"gaps between their positions.*GrowingCache"):
+        joined(maps)
+
+
+@pytest.mark.parametrize("mask", [None, rg.causal()])
+def test_the_last_map_may_have_no_keys(mask):
+    tensors, attention = torch.randn(3, B, H, 4, 4), rg.Attention(mask=mask)
+    query, key, value = tensors
+    first = attention(query, key, value, positions=rg.types.Positions.of(0, 0, 4)).weights
+    last = attention(query, key[:, :, :0], value[:, :, :0], positions=rg.types.Positions.of(4, 0, 0)).weights
+    for maps in ([first, last], [first.detach(), last.shares()]):
+        weights = joined(maps)
+        assert weights.shape == weights.dense().shape == (B, H, 8, 0)
+        assert weights.entropy().shape == (B, H, 8)

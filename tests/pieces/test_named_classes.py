@@ -17,7 +17,6 @@ ROOTS = {"Score", "Bias", "Mask", "Normalizer", "Encoding", "Selection", "Transi
 #: File -> the classes of pieces that it asks for. Take out what is gone; add nothing.
 ASKED = {
     "call_options.py": "Dot",
-    "engine/convolution.py": "ConvolutionFilter",
     "engine/gpu/statistics.py": "mask_mod",
     "engine/kernel/engine.py": "TanhScore",
     "engine/ring/choosing.py": "chosen_keys",

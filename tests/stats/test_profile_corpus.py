@@ -111,7 +111,7 @@ def test_the_loss_of_a_text_is_for_causal_language_models(reader):
         logits = causal.model(**inputs).logits[0, :-1]
         loss = causal.next_token_loss(TEXTS[0])(causal.model)
     torch.testing.assert_close(loss, torch.nn.functional.cross_entropy(logits, inputs["input_ids"][0, 1:]))
-    with pytest.raises(rg.RegardError, match="BertModel has no loss on a text without labels"):
+    with pytest.raises(rg.RegardError, match="BertModel does not predict the next token"):
         reader.next_token_loss(TEXTS[0])
 
 

@@ -8,10 +8,10 @@ import torch
 
 import regard as rg
 from exact_maps import exact
-from regard.stats import probe_tokens, roles, shuffle_order
+from regard.stats import probe_tokens, profile, roles, shuffle_order
 from regard.stats.roles import KINDS, LABEL, MARGIN, QUERIES
 from regard.stats.roles import _has_role as earns
-from regard.types import Role
+from regard.types import HeadTable, Role, RoleTable
 
 N = 40
 
@@ -260,3 +260,18 @@ def test_minilm_has_the_heads_that_its_eager_weights_show():
     twins = [eager[2][0, 9, i, i + 40 if i <= 40 else i - 40] for i in range(1, 81)]
     assert found[0, 2, "previous"].score == pytest.approx(eager[0][0, 2].diagonal(-1)[1:80].mean().item(), abs=1e-5)
     assert found[2, 9, "duplicate"].score == pytest.approx(torch.stack(twins).mean().item(), abs=1e-5)
+
+
+def test_results_print_in_a_few_lines():
+    """Whatever their size; roles show the highest scores first, each as a sentence."""
+    scores = torch.rand(40, 16).tolist()
+    table = RoleTable([Role("next", n, h, s, 0.1, s > 0.3) for n, row in enumerate(scores) for h, s in enumerate(row)])
+    best = sorted((role.score for role in table.labeled), reverse=True)[:5]
+    first, *lines = repr(table).split("\n")
+    assert first == f"RoleTable({len(table.labeled)} roles of 640 heads)"
+    assert [float(line.partition("(")[2][:4]) for line in lines] == pytest.approx(best, abs=0.006)
+    assert repr(RoleTable([])) == "RoleTable(0 roles of 0 heads)"
+    x = torch.randn(1, 16, 40, 4)
+    measured = profile({f"layers.{n}": rg.Attention()(x, x, x).weights for n in range(9)}, ["a"] * 40)
+    for result in (measured, measured.layers[0], HeadTable.of(measured)):
+        assert len(repr(result)) < 400 and str(len(measured.layers[0].received)) in repr(measured.layers[0])

@@ -87,6 +87,18 @@ def test_heads_that_rest_on_the_first_token_are_named(mask):
     assert "special" in kinds(special) and "sink" not in kinds(special)
 
 
+@pytest.mark.parametrize("real", [torch.arange(N) > 3, torch.arange(N) < 6], ids=["left", "right"])
+@pytest.mark.parametrize("causal", [False, True], ids=["all", "causal"])
+def test_queries_without_keys_hide_no_sink(real, causal):
+    """Padding, on either side, has neither keys nor weight; the first token is the first that is real."""
+    pairs = real[:, None] & real & (torch.ones(N, N, dtype=torch.bool).tril() if causal else True)
+    k = torch.zeros(B, H, N, 4)
+    k[:, 1, int(real.int().argmax())] = 20.0
+    resting = maps(rg.mask_tensor(pairs), q=torch.ones(B, H, N, 4), k=k)
+    named = [f for f in findings(profile(resting, list("abcdefghi"))) if f.kind == "sink"]
+    assert [f.heads for f in named] == [(1,)] and named[0].number == pytest.approx(1.0, abs=1e-5)
+
+
 @pytest.mark.parametrize("real", [[9.0, 5.0], [9, 5, 3], torch.ones(2, 4, dtype=torch.bool)])
 def test_claims_that_do_not_fit_are_refused(real):
     with pytest.raises(rg.RegardError, match=r"integer lengths or booleans of shape|a list of integers"):

@@ -20,7 +20,7 @@ from regard.hf.recurrent.core_functions import core_names
 from regard.maps import AttentionMap
 from regard.maps.changed_map import Carried, HeadMean, PositiveMap
 from regard.stats.composition import RowsTimesMap
-from regard.stats.numbering import layer_number
+from regard.stats.numbering import layer_number, module_path
 
 FORMULA = "R <- R + A' R, A' = mean_h max(w dL/dw, 0)"
 
@@ -50,8 +50,7 @@ def chefer(request: AttributionRequest) -> MethodResult:
 def chosen_maps(request: AttributionRequest, maps: Mapping[str, AttentionMap]) -> dict[str, AttentionMap]:
     """The maps of the layers that were asked for; relevance always passes through all of them."""
     chosen = ChosenLayers(request.layers)
-    # calls of one module are "path (call 1)", "path (call 2)"
-    return {name: weights for name, weights in maps.items() if name.partition(" (call ")[0] in chosen}
+    return {name: weights for name, weights in maps.items() if module_path(name) in chosen}
 
 
 def refuse_gaps(method: str, run: TracedRun) -> None:

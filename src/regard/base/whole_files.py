@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, SupportsFloat
 
 from regard.base.errors import RegardError
 
-__all__ = ["DRAFT", "append", "remove_drafts", "whole_file", "write_whole"]
+__all__ = ["DRAFT", "append", "remove_drafts", "short_number", "whole_file", "write_json", "write_whole"]
 
 #: Prefix of the names of files and folders that are being written.
 DRAFT = ".regard-"
@@ -42,6 +44,20 @@ def write_whole(path: Path, content: bytes | str) -> None:
     finally:
         if draft is not None and os.path.exists(draft):
             os.remove(draft)
+
+
+def write_json(path: Path, data: Any, *, allow_nan: bool = True) -> None:
+    """Write data as indented JSON, completely or not at all."""
+    write_whole(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=allow_nan) + "\n")
+
+
+def short_number(value: SupportsFloat) -> float:
+    """A number with four digits, so that the JSON is short.
+
+    >>> short_number(2 / 3)
+    0.6667
+    """
+    return float(f"{float(value):.4g}")
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from regard.cli.analyze import read_texts, save_page
 from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_folder, shown_steps
 from regard.hf.text_reader import TextReader
-from regard.stats.numbering import head_name, layer_numbers
+from regard.stats.numbering import head_name, layer_numbers, module_path
 from regard.viewer import Sheet, page_reductions
 from regard.viewer.live_model import attribution_sheet
 
@@ -114,8 +114,7 @@ def _tokens(result: Attribution) -> Table:
 
 def _links(result: Attribution) -> list[str]:
     """The strongest links, a line each. Links whose tokens have no label, as in cross-attention, are left out."""
-    # calls of one module are "path (call 1)", "path (call 2)"
-    names = dict(zip(result.names, layer_numbers(name.partition(" (call ")[0] for name in result.names), strict=True))
+    names = dict(zip(result.names, layer_numbers(map(module_path, result.names)), strict=True))
     return [
         f'{head_name(names[link.layer], link.head)}: "{result.labels[link.query]}" -> "{result.labels[link.key]}" '
         f"({link.query} -> {link.key}), {link.value:+.2g}"

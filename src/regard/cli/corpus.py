@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -13,6 +12,7 @@ from rich.text import Text
 
 from regard.base.cluster import check_engine
 from regard.base.errors import RegardError
+from regard.base.whole_files import short_number
 from regard.cli.analyze import check_outputs
 from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import shown_steps
@@ -114,7 +114,7 @@ def _save_page(
     for layer, means in zip(sheet.about["layers"], table.layers, strict=True):
         for number, head in enumerate(layer["heads"]):
             head["values"] |= {
-                name: _rounded(means.means[name][number]) for name in head["values"] if name in means.means
+                name: short_number(means.means[name][number]) for name in head["values"] if name in means.means
             }
     if profile.examples is not None:
         for layer, heads in zip(sheet.about["layers"], examples_to_json(profile.examples), strict=True):
@@ -122,11 +122,6 @@ def _save_page(
                 head["examples"] = examples
         sheet.about["documents"] = table.documents
     save_run(folder, [sheet])
-
-
-def _rounded(value: Any) -> float:
-    """A number with four digits, so that the JSON is short."""
-    return float(f"{float(value):.4g}")
 
 
 def _print(console: Console, profile: CorpusProfile, table: HeadTable, every_head: bool) -> None:

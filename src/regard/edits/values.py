@@ -132,7 +132,7 @@ class AttentionEdit:
         return all(_same(getattr(self, f.name), getattr(other, f.name)) for f in fields(self))  # type: ignore[arg-type]
 
     def __hash__(self) -> int:
-        return hash(repr(self))  # tensors have no hash of their numbers
+        return hash((type(self), *(_hashable(getattr(self, f.name)) for f in fields(self))))  # type: ignore[arg-type]
 
     def to_json(self, tensors: str | PathLike[str] | None = None) -> str:
         """The edit as JSON. Tensors become nested lists, or are written to the safetensors file `tensors`."""
@@ -350,6 +350,14 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return list(one) == list(other) and all(_same(one[name], other[name]) for name in one)
     return type(one) is type(other) and bool(one == other)
+
+
+def _hashable(value: Any) -> Any:
+    """What equal values of a field share, and what has a hash: the shape of a tensor, the layers of a mapping."""
+    value = value.maps if isinstance(value, HoldsMaps) else value
+    if isinstance(value, Mapping):
+        return tuple(value)
+    return tuple(value.shape) if isinstance(value, Tensor) else value
 
 
 def _typed(value: Any) -> str:

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from regard.base.shapes import at_least_float32
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.pieces.convolution import ConvolutionFilter
+from regard.pieces.piece import computes_as
 from regard.pieces.score import dot_scale, scale_of_heads
 from regard.pieces.transition import with_heads
 
@@ -26,7 +27,7 @@ class ConvolutionEngine(Engine):
 
     def _refusal(self, problem: Problem) -> str | None:
         attention, query = problem.attention, problem.prepared.query
-        is_filter = len(attention.bias) == 1 and isinstance(attention.bias[0], ConvolutionFilter)
+        is_filter = len(attention.bias) == 1 and computes_as(attention.bias[0], ConvolutionFilter, "transform")
         if not is_filter or not attention.normalizer.is_linear or attention.normalizer.row_sum is not None:
             return "it needs one ConvolutionFilter, such as Taps, and the Unnormalized normalizer"
         if dot_scale(attention.score, query.shape[-1]) is None:

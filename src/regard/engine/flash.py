@@ -314,18 +314,20 @@ class FlashRows:
     def floats_per_pair(self, block: Block) -> int:
         """Floats that the additive tensor of a block holds for a pair, over all batch entries and heads.
 
-        0 if the block needs none, or only one number for each diagonal. An estimate: any bias counts for all heads,
-        and a bias that prepared vectors of queries or keys, (B, H, n, W), counts for all batch entries.
+        0 if the block needs none, or only one number for each diagonal.
         """
-        attention, s = self.problem.attention, self.problem.sizes
-        if (block.full and not attention.bias) or self.on_diagonal(block):
+        if (block.full and not self.problem.attention.bias) or self.on_diagonal(block):
             return 0
-        batch, heads = 1, s.H if attention.bias else 1
-        if block.mask is not None:
-            of_mask = self._shape(block.mask)
-            batch, heads = of_mask[0], max(heads, of_mask[1])
-        prepared_by_biases = (*self.problem.prepared.rows, *self.problem.prepared.cols)
-        return (batch if all(vectors is None for vectors in prepared_by_biases) else s.B) * heads
+        of_mask = (1, 1) if block.mask is None else self._shape(block.mask)
+        of_biases = self._bias_shape()
+        return max(of_mask[0], of_biases[0]) * max(of_mask[1], of_biases[1])
+
+    def _bias_shape(self) -> torch.Size:
+        """The shape of the sum of the biases for one pair, evaluated once."""
+        p, one = self.problem, slice(0, 1)
+        if "bias shape" not in p.plan_cache:
+            p.plan_cache["bias shape"] = self._biases(p.prepared.tile(one, one), p.grid.tile(one, one)).shape
+        return p.plan_cache["bias shape"]
 
     def _shape(self, mask: Mask) -> torch.Size:
         """The shape of `mask.allowed` for one pair, evaluated once for each mask: blocks share a few masks."""
@@ -360,13 +362,17 @@ class FlashRows:
 
         -inf where the mask forbids a pair. Biases are divided by the temperature, as `_scale` is.
         """
-        attention = self.problem.attention
-        precision = torch.promote_types(tile.query.dtype, torch.float32)
-        total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=grid.device, dtype=precision)
-        for bias, rows, cols in zip(attention.bias, tile.rows, tile.cols, strict=True):
-            total = bias.transform(total, grid, rows, cols)
+        total = self._biases(tile, grid)
         if self._normalizer.temperature != 1:
             total = total / self._normalizer.temperature
         if block.mask is None:
             return total
         return total.masked_fill(~block.mask.allowed(grid), -torch.inf)
+
+    def _biases(self, tile: Prepared, grid: Grid) -> Tensor:
+        """The sum of the biases for the pairs of `grid`, (B or 1, H or 1, I, J)."""
+        precision = torch.promote_types(tile.query.dtype, torch.float32)
+        total = torch.zeros(1, 1, len(grid.query), len(grid.key), device=grid.device, dtype=precision)
+        for bias, rows, cols in zip(self.problem.attention.bias, tile.rows, tile.cols, strict=True):
+            total = bias.transform(total, grid, rows, cols)
+        return total

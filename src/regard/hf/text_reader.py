@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError, first_line
+from regard.base.texts.text_files import is_broken
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
 from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
@@ -147,6 +148,7 @@ class TextReader:
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
     ) -> tuple[ModelProfile, bool]:
         """All statistics of one document, and whether it was truncated to `length` or to what the model takes."""
+        _check_whole(text)
         longest = length or self.limit
         num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
         truncated = longest is not None and num_tokens > longest
@@ -217,12 +219,12 @@ class TextReader:
         self._check_causal("cache_cost")
         return cost_of(self, split, self.tokenize(text, length), seed)
 
-    def _check_causal(self, method: str) -> None:
+    def _check_causal(self, method: str, remedy: str = "") -> None:
         """Refuse a method for a model that does not predict the next token."""
         if not _predicts_next_token(self.model):
             raise RegardError(
                 f"TextReader.{method}: {type(self.model).__name__} does not predict the next token; only causal "
-                "language models do, such as smollm2."
+                f"language models do, such as smollm2.{remedy}"
             )
 
     def next_token_loss(self, text: str, length: int | None = None) -> Callable[[Any], Tensor]:
@@ -230,12 +232,7 @@ class TextReader:
 
         Only causal language models have this loss. With it, `rg.importance` and `rg.hf.pruning_curve` need no data.
         """
-        if not _predicts_next_token(self.model):
-            raise RegardError(
-                f"TextReader.next_token_loss: {type(self.model).__name__} has no loss on a text without labels; only "
-                "causal language models have one, such as smollm2. For other models give your own loss to "
-                "rg.importance."
-            )
+        self._check_causal("next_token_loss", " For other models give your own loss to rg.importance.")
         inputs = self.tokenize(text, length)
         if inputs["input_ids"].shape[1] < 2:
             raise RegardError("TextReader.next_token_loss: the text has 1 token; give at least 2.")
@@ -260,6 +257,7 @@ class TextReader:
         """The model's inputs for a text; a text that is empty or too long is refused."""
         if not text.strip():
             raise RegardError("TextReader: the text is empty. Give at least one word.")
+        _check_whole(text)
         self.check_length(length)
         num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
         if self.limit is not None and length is None and num_tokens > self.limit:
@@ -367,6 +365,15 @@ def _run(model: Any, inputs: dict[str, Any]) -> None:
             f"TextReader: {type(model).__name__} cannot read a text alone ({reason}). Give a model of texts; "
             "rg.watch(model) shows any model while you run it on its own inputs."
         ) from error
+
+
+def _check_whole(text: str) -> None:
+    """Refuse a text with half a character, which no tokenizer reads."""
+    if is_broken(text):
+        raise RegardError(
+            "TextReader: the text has half a character (one surrogate without the other). Give the complete character, "
+            "or remove it."
+        )
 
 
 def _predicts_next_token(model: Any) -> bool:

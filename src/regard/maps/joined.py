@@ -233,6 +233,7 @@ def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
     """One map from maps of consecutive queries: the rows of each map, over the keys of the last map.
 
     All maps must have the same batch and heads. Each must begin at the query after the last query of the previous one.
+    If the last map dropped keys, as those of a `RingCache` do, the rows before it lose the weights of these keys.
 
     >>> import torch, regard as rg
     >>> attention, q, k = rg.Attention(mask=rg.causal()), torch.randn(1, 2, 3, 4), torch.randn(1, 2, 3, 4)
@@ -251,7 +252,9 @@ def joined(maps: Sequence[AttentionMap]) -> AttentionMap:
                 "sequence of calls at a time."
             )
         place += part.shape[2]
-    scored = [part for part in maps if type(part) is ScoredMap and not part.requires_grad]
+    keys = last.positions.keys
+    keeps_keys = all(keys.covers(part.positions.keys) for part in maps)
+    scored = [part for part in maps if keeps_keys and type(part) is ScoredMap and not part.requires_grad]
     return _one_scored_map(scored) if len(scored) == len(maps) else _of_any_family(maps)
 
 
@@ -271,9 +274,19 @@ def _of_any_family(maps: Sequence[AttentionMap]) -> JoinedMap:
     `offset` is the column of a part's first key: below 0 if the last map dropped keys that the part had.
     """
     entries, parts, start = torch.arange(maps[0].shape[0]), [], 0
-    first_key = maps[-1].positions.keys.intervals[0][0]
+    if any(len(part.positions.keys.intervals) > 1 for part in maps):
+        raise RegardError(
+            f"joined: the keys have gaps between their positions ({maps[-1].positions.keys}), as after the sinks of a "
+            "RingCache, and other keys in each call. Read the map of each call, or use a GrowingCache."
+        )
+    first_key = _first_key(maps[-1])
     for part in maps:
-        offset = part.positions.keys.intervals[0][0] - first_key
+        offset = _first_key(part) - first_key
         parts.append(MapRows(lambda part=part: part, range(part.shape[2]), start, offset, entries))
         start += part.shape[2]
     return JoinedMap(parts, start, maps[-1].shape[3])
+
+
+def _first_key(weights: AttentionMap) -> int:
+    """The position of the first key; 0 without keys."""
+    return next((first for first, _ in weights.positions.keys.intervals), 0)

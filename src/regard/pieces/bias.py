@@ -20,7 +20,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 from regard.pieces.grid import Grid, along_diagonals
-from regard.pieces.piece import Piece, computes_as
+from regard.pieces.piece import Piece, computes_as, set_promises
 from regard.pieces.position import angles
 
 #: What a bias prepares: a tensor of the queries and one of the keys, each (B, H, n, W); None if it needs none.
@@ -32,7 +32,8 @@ class Bias(Piece):
 
     `prepare` may compute two tensors of O(n) memory, one for the queries and one for the keys, both (B, H, n, W) with
     all query heads; `transform` gets the slices of its tile. `relative`: the term depends on the head and j - i only,
-    so it is computed once for each diagonal.
+    so it is computed once for each diagonal. A subclass with a `prepare`, `transform` or `term` of its own has to say
+    it again.
 
     >>> import torch, regard as rg
     >>> class Halved(rg.biases.Bias):
@@ -59,6 +60,9 @@ class Bias(Piece):
 
     def check(self, sizes: Sizes) -> None:
         """Refuse sizes that do not fit the bias."""
+
+
+set_promises(Bias, rules={"prepare", "transform", "term"}, promises={"relative"})
 
 
 class AdditiveBias(Bias):

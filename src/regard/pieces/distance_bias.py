@@ -78,10 +78,14 @@ class FIREBias(nn.Module, AdditiveBias):
         self, num_heads: Size, hidden: Size = 32, threshold: Size = 512, fixed_length: Size | None = None
     ) -> None:
         super().__init__()
-        self.fixed_length, self.threshold, self.relative = fixed_length, threshold, fixed_length is not None
+        self.fixed_length, self.threshold = fixed_length, threshold
         self.rate = nn.Parameter(torch.tensor(0.1))
         self.share = nn.Parameter(torch.tensor(1.0)) if fixed_length is None else None  # L as a share of `threshold`
         self.inner, self.outer = nn.Linear(1, hidden), nn.Linear(hidden, num_heads)
+
+    @property
+    def relative(self) -> bool:  # type: ignore[override]
+        return self.fixed_length is not None
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         """A number for each distance if the length is fixed, else for each pair, some queries at a time."""

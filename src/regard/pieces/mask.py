@@ -26,13 +26,7 @@ from regard.base.upper_layers import upper_layer
 from regard.pieces.grid import Grid
 from regard.pieces.mask_checks import check_batch
 from regard.pieces.mask_conventions import mask_remedy
-from regard.pieces.piece import Piece
-
-#: What a mask says about its rule, `allowed`.
-PROMISES = {
-    *("relative", "keys_only", "batched", "is_lower_triangular", "real_keys"),
-    *("any_allowed", "all_allowed", "remaining", "numbers", "edges", "of_entry", "select"),
-}
+from regard.pieces.piece import Piece, set_promises
 
 
 class Mask(Piece):
@@ -64,14 +58,6 @@ class Mask(Piece):
     is_kept: bool = False
     #: Whether it holds other masks or functions. A mask of this package that holds none never changes.
     holds_parts: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        """A class that overrides the rule of another mask inherits nothing that the other says about its rule."""
-        super().__init_subclass__(**options)
-        rules = [base.allowed for base in cls.__bases__ if issubclass(base, Mask)]
-        if "allowed" in vars(cls) and not all(getattr(rule, "__isabstractmethod__", False) for rule in rules):
-            for name in PROMISES - vars(cls).keys():
-                setattr(cls, name, vars(Mask)[name])
 
     @abstractmethod
     def allowed(self, grid: Grid) -> Tensor:
@@ -211,6 +197,16 @@ def _checked(other: object, sign: str) -> Mask:
     if isinstance(other, Mask):
         return other
     raise RegardError(f"mask {sign} {type(other).__name__}: both sides must be masks. {mask_remedy(other)}")
+
+
+set_promises(
+    Mask,
+    rules={"allowed"},
+    promises={
+        *("relative", "keys_only", "batched", "is_lower_triangular", "real_keys"),
+        *("any_allowed", "all_allowed", "remaining", "numbers", "edges", "of_entry", "select"),
+    },
+)
 
 
 class Composed(Mask):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, has_numbers, known_none
-from regard.pieces.piece import Piece
+from regard.pieces.piece import Piece, set_promises
 
 RowStatistic = tuple[Tensor, ...]
 
@@ -144,6 +145,17 @@ class Normalizer(Piece):
 
     def check(self, sizes: Sizes) -> None:
         """Refuse sizes that do not fit the normalizer."""
+
+
+set_promises(
+    Normalizer,
+    rules={"row_statistic", "weights", "tempered"},
+    promises={
+        *("has_shares", "is_linear", "merge_refusal", "as_softmax", "restated"),
+        *("log_weights", "normalize_rows", "normalize_with_logs", "rows_with_logs"),
+    },
+    row_sum=None,
+)
 
 
 def log_sum_exp(scores: Tensor) -> RowStatistic:
@@ -365,8 +377,8 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
         self.sink = nn.Parameter(torch.zeros(num_heads))
 
     def of_heads(self, head: Tensor) -> LearnedSink:
-        sinks = LearnedSink(1)
-        del sinks.sink  # that of some heads is no parameter: its gradient goes to the parameter of all
+        sinks = copy(self)
+        vars(sinks)["_parameters"] = {}  # that of some heads is no parameter: its gradient goes to the parameter of all
         sinks.sink = self.sink[head]
         return sinks
 

@@ -151,9 +151,18 @@ def _loaded(path: Path) -> CorpusProfile:
         table = None if data["table"] is None else HeadTable.from_json(data["table"])
         broken = [(int(number), str(reason)) for number, reason in data["broken"]]
         done, cut, empty = (int(data[name]) for name in ("done", "cut", "empty"))
+        _check_counts(done, cut, empty, [number for number, _ in broken], table)
         examples = None if data.get("examples") is None else read_examples(data["examples"])  # an old run has none
         return CorpusProfile(CorpusKey(**data["key"]), done, cut, empty, broken, table, examples)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RegardError(
             f"profile_corpus: {path} is no state of a corpus run ({error}). Give another folder (--save)."
         ) from None
+
+
+def _check_counts(done: int, cut: int, empty: int, broken: list[int], table: HeadTable | None) -> None:
+    """Refuse counts that no run has: each document was measured, empty or broken, and only measured ones are cut."""
+    measured = 0 if table is None else table.documents
+    is_number = all(0 < number <= done for number in broken)
+    if min(cut, empty, measured - cut) < 0 or done != measured + empty + len(broken) or not is_number:
+        raise ValueError(f"of {done} documents {measured} were measured, {empty} empty and {len(broken)} broken")

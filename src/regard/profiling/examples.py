@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from regard.base.whole_files import short_number
 from regard.stats.profile import Link, ModelProfile
 from regard.stats.strongest_links import strongest_word_links
 
@@ -39,7 +40,7 @@ class HeadExample:
             left_out = sum(place < near[0].stop for place in places)
             tokens.insert(left_out, ELLIPSIS)
             places.insert(left_out, -1)
-        weight = float(f"{link.weight:.4g}")  # few digits, as a profile is saved with many examples
+        weight = short_number(link.weight)  # few digits, as a profile is saved with many examples
         return HeadExample(weight, tokens, places.index(link.query), places.index(link.key), left_out)
 
 

@@ -36,10 +36,9 @@ def alibi_slope(head: int, num_heads: int) -> float:
 
 @shift.register
 def _(piece: bias.T5Bias, s: Array, q: Array, k: Array, place: Place) -> Array:
-    return (
-        s
-        + array(piece.table)[:, place.h][np.vectorize(t5_bucket, otypes=[int], excluded=(1,))(place.j - place.i, piece)]
-    )
+    distances, pairs = np.unique(place.j - place.i, return_inverse=True)
+    buckets = np.array([t5_bucket(int(distance), piece) for distance in distances], int)
+    return s + array(piece.table)[:, place.h][buckets[pairs].reshape(s.shape)]
 
 
 def t5_bucket(distance: int, piece: bias.T5Bias) -> int:

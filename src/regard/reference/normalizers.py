@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import singledispatch
-
 import numpy as np
 
 from regard.pieces import normalizer
+from regard.pieces.piece import by_class
 from regard.reference.basics import Array, undefined
 
 
-@singledispatch
+@by_class("row_statistic", "weights", "tempered", "normalize_rows")
 def normalize(piece: object, s: Array, allowed: Array, h: int) -> Array:
     """Scores (I, J) and allowed pairs (I, J) of query head `h` -> weights (I, J)."""
     raise undefined("normalize", piece)

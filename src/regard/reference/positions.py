@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
 import torch
 
 from regard.pieces import axial, encodings, position, scaling
+from regard.pieces.piece import by_class
 from regard.reference.basics import Array, Place, array, undefined
 
+#: The methods of an encoding that say what it computes.
+ENCODES = "encode", "encode_query", "encode_key", "encode_both", "frequencies", "table"
 
-@singledispatch
+
+@by_class(*ENCODES)
 def encode(piece: object, x: Array, positions: Array) -> Array:
     """Vectors (n, D) at positions (n,) -> (n, D)."""
     raise undefined("encode", piece)
@@ -32,15 +35,10 @@ def _(piece: position.RoPE, x: Array, positions: Array) -> Array:
     return encoded
 
 
-@singledispatch
+@by_class("__call__")
 def rescale(scaling: Any, frequencies: Array) -> Array:
     """Frequencies (D / 2,) of RoPE -> frequencies (D / 2,); a scaling of the caller defines itself."""
-    return array(scaling(torch.from_numpy(frequencies)))
-
-
-@rescale.register
-def _(scaling: None, frequencies: Array) -> Array:
-    return frequencies
+    return frequencies if scaling is None else array(scaling(torch.from_numpy(frequencies)))
 
 
 @rescale.register
@@ -104,7 +102,7 @@ def _(piece: scaling.ProportionalScaling, frequencies: Array) -> Array:
     return np.array([frequency / piece.factor if m < pairs else 0.0 for m, frequency in enumerate(frequencies)])
 
 
-@singledispatch
+@by_class("magnitude")
 def magnitude(scaling: Any) -> float:
     """The factor of the rotated channels."""
     return 1.0 if scaling is None else scaling.magnitude
@@ -140,7 +138,7 @@ def _(piece: position.LearnedPositions, x: Array, positions: Array) -> Array:
 Given = dict[str, Array]
 
 
-@singledispatch
+@by_class(*ENCODES)
 def encode_heads(piece: object, x: Array, place: Place, is_query: bool, given: Given) -> Array:
     """Queries or keys of all heads of a batch entry, (heads, n, D) -> (heads, n, D'). `given`: tensors of the call."""
     positions = (place.i if is_query else place.j).ravel()

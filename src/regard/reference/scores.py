@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import singledispatch
 
 import numpy as np
 
@@ -63,7 +62,7 @@ def _(piece: feature_maps.FeatureScore, q: Array, k: Array, h: int) -> Array:
     return features(piece.features, q) @ features(piece.features, k).T
 
 
-@singledispatch
+@by_class("__call__")
 def features(piece: object, x: Array) -> Array:
     """phi: (n, D) -> (n, W)."""
     raise undefined("features", piece)

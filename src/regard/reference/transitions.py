@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any
 
 import numpy as np
 
 from regard.pieces import transition
+from regard.pieces.piece import by_class
 from regard.reference.basics import Array, array, undefined
 
 
@@ -25,7 +25,7 @@ class Written:
     reads_before: bool = False
 
 
-@singledispatch
+@by_class("prepare", "normalized")
 def transit(piece: object, q: Array, k: Array, h: int, **tensors: Array) -> Written:
     """Queries (I, D), keys (J, D) and the tensors of the call, for head `h` -> what each token does to the memory."""
     raise undefined("transit", piece)

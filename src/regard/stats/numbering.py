@@ -25,6 +25,15 @@ def head_name(layer: int, head: int) -> str:
     return f"L{layer}.H{head}"
 
 
+def module_path(name: str) -> str:
+    """The path of the module of a map. The maps of several calls of one module are "path (call 1)", "path (call 2)".
+
+    >>> module_path("h.0.attn (call 2)"), module_path("h.0.attn")
+    ('h.0.attn', 'h.0.attn')
+    """
+    return name.partition(" (call ")[0]
+
+
 class LayerPath(str):
     """A module path that knows the number of its layer, which `layer_paths` reads; None if its path has no number."""
 

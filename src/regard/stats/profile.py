@@ -26,6 +26,8 @@ SPECIAL_TOKEN = re.compile(r"\[(CLS|SEP|PAD|MASK)\]|</?s>|<(pad|unk|bos|eos|cls|
 
 #: Heads are compared on all queries of short texts; for long texts, on at least this many and fewer than twice as many.
 COMPARED = 4096
+#: So many columns of a mask are read at once to find the first key.
+COLUMNS = 64
 #: A layer with more heads is shown as the mean over so many: the channels of Mamba-1, of RWKV, and of convolutions.
 MOST_HEADS = 128
 
@@ -60,6 +62,7 @@ class LayerProfile:
     layer, if it is known. Of signed weights all numbers are of their shares |w_ij| / sum_j |w_ij|, and `negative` is
     the share of |weight| that is negative; otherwise it is None. A layer with more than 128 heads is measured as one
     head, the mean over some of them; `averaged` is (number of these heads, number of all heads), otherwise None.
+    `first_key` is the index of the first key that a query may attend to: with padding on the left it is not 0.
 
     >>> import torch, regard as rg
     >>> from regard.stats import profile
@@ -84,6 +87,10 @@ class LayerProfile:
     kind: str = ""
     negative: float | None = None
     averaged: tuple[int, int] | None = None
+    first_key: int = 0
+
+    def __repr__(self) -> str:
+        return f"LayerProfile({self.name!r}, layer {self.number}, {self.num_heads} heads)"
 
     @property
     def num_heads(self) -> int:
@@ -137,6 +144,10 @@ class ModelProfile:
         if name not in known:
             raise RegardError(f"profile: there is no statistic {name!r}. Known names: {', '.join(known)}.")
         return [layer.values[name] for layer in self.layers]
+
+    def __repr__(self) -> str:
+        lines = [f"  {layer!r}" for layer in self.layers[:5]]
+        return "\n".join([f"ModelProfile({len(self.layers)} layers, {len(self.tokens)} tokens)", *lines])
 
     def table(self) -> str:
         """One line of plain text for each head."""
@@ -291,7 +302,18 @@ def _layer(
         scale=relative_scale(weights),
         negative=_negative(weights),
         averaged=(weights.source.shape[1], weights.num_channels) if isinstance(weights, HeadMean) else None,
+        first_key=_first_key(weights),
     )
+
+
+def _first_key(weights: AttentionMap) -> int:
+    """The index of the first key that a query may attend to; 0 if there is none."""
+    mask, num_keys = weights.attention.mask, weights.shape[3]
+    for first in range(0, 0 if mask is None else num_keys, COLUMNS):
+        allowed = mask.allowed(weights.grid.tile(slice(None), slice(first, first + COLUMNS)))
+        if bool((is_seen := allowed.flatten(0, -2).any(0)).any()):
+            return first + int(is_seen.int().argmax())
+    return 0
 
 
 def _shared_reductions(weights: AttentionMap, special: Sequence[int], num_links: int) -> list[Reduction]:
@@ -477,6 +499,9 @@ class HeadTable:
                 f"HeadTable.from_json: the data are not a table ({type(error).__name__}: {error}). "
                 "Give the result of HeadTable.to_json."
             ) from None
+
+    def __repr__(self) -> str:
+        return f"HeadTable({len(self.layers)} layers, {self.documents} documents)"
 
     def table(self) -> str:
         """One line of plain text for each head; statistics with several numbers for each head are left out."""

@@ -332,6 +332,13 @@ class RoleTable:
         """All roles of one head."""
         return [role for role in self.roles if (role.layer, role.head) == (layer, head)]
 
+    def __repr__(self) -> str:
+        heads, labeled = len({(role.layer, role.head) for role in self.roles}), self.labeled
+        best = sorted(labeled, key=lambda role: -role.score)[:5]
+        return "\n".join(
+            [f"RoleTable({len(labeled)} roles of {heads} heads)", *(f"  {role.sentence}" for role in best)]
+        )
+
     def _repr_html_(self) -> str:
         header = ("layer", "head", "role", "score", "on shuffled words", "by chance")
         rows = [(role.layer, role.head, role.kind, role.score, role.null, role.chance) for role in self.labeled]

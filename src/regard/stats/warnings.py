@@ -162,10 +162,10 @@ def special_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
 
 def sink_heads(number: int, layer: LayerProfile) -> Iterator[Finding]:
     """Heads with nearly all weight on the first token, except for heads that `special_heads` reports."""
-    choice = layer.allowed > 1
+    choice, first = layer.allowed > 1, layer.first_key
     # A query with a single key has no choice; under a causal mask that is the first query, on the first key.
-    forced = (~choice).sum(-1)
-    share = (layer.received[:, 0] - forced) / choice.sum(-1).clamp_min(1)
+    forced = ((layer.allowed == 1) & (layer.links.keys[:, :, 0] == first)).sum(-1)
+    share = (layer.received[:, first] - forced) / choice.sum(-1).clamp_min(1)
     share = share.where(choice.sum(-1) > 1, 0.0)
     special = layer.values.get("special")
     heads, value = _above(share if special is None else share.where(special <= SPECIAL, 0.0), SPECIAL)

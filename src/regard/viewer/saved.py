@@ -14,7 +14,6 @@ A damaged or edited text is refused in words, before a page asks for it.
 from __future__ import annotations
 
 import base64
-import json
 import os
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +27,7 @@ from torch import Tensor
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.texts.text_files import read_json
-from regard.base.whole_files import write_whole
+from regard.base.whole_files import write_json, write_whole
 from regard.maps import AttentionMap
 from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import load_map, save_map
@@ -408,12 +407,12 @@ def save_run(
         for number, sheet in enumerate(sheets):
             _save(folder / f"text-{number}", sheet, progress)
         if story is not None:
-            _write(folder / STORY, story.about)
+            write_json(folder / STORY, story.about, allow_nan=False)
         texts = [
             {"folder": f"text-{number}", "title": sheet.about["title"], "layers": len(sheet.maps)}
             for number, sheet in enumerate(sheets)
         ]
-        _write(folder / MANIFEST, {"format": FORMAT, "version": VERSION, "texts": texts})
+        write_json(folder / MANIFEST, {"format": FORMAT, "version": VERSION, "texts": texts}, allow_nan=False)
     except OSError as error:
         raise RegardError(f"save_run: {folder} cannot be written: {error.strerror or error}.") from error
     return folder
@@ -426,8 +425,12 @@ def _save(folder: Path, sheet: Sheet, progress: Callable[[str], None]) -> None:
     """
     from safetensors.torch import save
 
-    _write(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS})
-    _write(folder / "statistics.json", {name: part for name, part in sheet.about.items() if name not in TOKENS})
+    write_json(folder / "tokens.json", {name: sheet.about[name] for name in TOKENS}, allow_nan=False)
+    write_json(
+        folder / "statistics.json",
+        {name: part for name, part in sheet.about.items() if name not in TOKENS},
+        allow_nan=False,
+    )
     written = set()
     for number, (weights, ready) in enumerate(zip(sheet.maps, sheet.ready, strict=True)):
         progress(f"Saving {sheet.about['title']}: layer {number + 1} of {len(sheet.maps)}")
@@ -505,8 +508,3 @@ def _cells(path: Path) -> Any:
         return cells["mean"], cells["max"]
     except (OSError, SafetensorError, KeyError) as error:
         raise RegardError(f"view: {path} cannot be read: {error}.") from None
-
-
-def _write(path: Path, data: dict[str, Any]) -> None:
-    """Write JSON, completely or not at all."""
-    write_whole(path, json.dumps(data, ensure_ascii=False, indent=1, allow_nan=False) + "\n")

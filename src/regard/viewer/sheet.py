@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError
+from regard.base.whole_files import short_number
 from regard.maps import AttentionMap, Pool, Reduction
 from regard.maps.reductions import Pyramid, coarser
 from regard.stats import CAVEAT, STATISTICS, Offsets, head_map, sample_rows
@@ -217,15 +218,17 @@ def _layer(
         received = torch.nn.functional.adaptive_avg_pool1d(received[None], INTERVALS)[0]
     heads = []
     for head, strongest in enumerate(strongest_links(reading.profile, layer)):
-        values = {name: _short(nearby.get((name, layer.number, head), of[head])) for name, of in layer.values.items()}
+        values = {
+            name: short_number(nearby.get((name, layer.number, head), of[head])) for name, of in layer.values.items()
+        }
         heads.append(
             {
                 "values": values,
-                "strongest": [strongest.query, strongest.key, _short(strongest.weight)],
+                "strongest": [strongest.query, strongest.key, short_number(strongest.weight)],
                 "thumbnail": encode(quantize(small[head])),
                 "roles": _roles(reading.roles, layer.number, head),
-                "offsets": [_short(value) for value in offsets[head]],
-                "received": [_short(value) for value in received[head]],
+                "offsets": [short_number(value) for value in offsets[head]],
+                "received": [short_number(value) for value in received[head]],
             }
         )
     similarity = [[round(float(value), 3) for value in row] for row in layer.similarity]
@@ -243,11 +246,6 @@ def _nearby(reading: TextReading) -> dict[tuple[str, int, int], float]:
     is_one = profile.query_tokens == profile.tokens and len(profile.tokens) > 2
     names = [name for name in NEARBY if name in known] if is_one and profile.layers[0].negative is None else []
     return {(name, share.layer, share.head): share.value for name in names for share in nearby_shares(reading, name)}
-
-
-def _short(value: Tensor | float) -> float:
-    """A number with four digits, so that the JSON is short."""
-    return float(f"{float(value):.4g}")
 
 
 def _roles(roles: RoleTable | None, layer: int, head: int) -> list[dict[str, Any]]:
@@ -270,7 +268,7 @@ def _places(maps: Sequence[AttentionMap]) -> list[list[float]] | None:
         distance = head_divergence(maps, sample_rows(I, max(8, min(64, COMPARED // J))))
     except RegardError:
         return None
-    return [[_short(value) for value in point] for point in head_map(distance.sqrt())]
+    return [[short_number(value) for value in point] for point in head_map(distance.sqrt())]
 
 
 def _start(profile: ModelProfile, lead: dict[str, Any] | None) -> dict[str, int]:

@@ -15,6 +15,7 @@ __all__ = [
     "JSON_LINES",
     "decoded",
     "fields_of",
+    "is_broken",
     "json_records",
     "lines",
     "looks_like_path",
@@ -82,6 +83,11 @@ def json_records(path: Path, operation: str) -> Iterator[tuple[int, Any]]:
             raise RegardError(
                 f"{operation}: line {number} of {path} is not JSON ({error}). Give one object per line."
             ) from None
+        if record is None:
+            raise RegardError(
+                f"{operation}: line {number} of {path} is null, so it has no text. Give one object per line; an empty "
+                "line has no record."
+            )
         yield number, record
 
 
@@ -96,6 +102,11 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise RegardError(f"{path} is not a JSON object. Copy it again.")
     return data
+
+
+def is_broken(text: str) -> bool:
+    """Whether a text has half a character: one surrogate without the other, as JSON may hold."""
+    return any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def fields_of(record: Any) -> str:

@@ -179,15 +179,19 @@ class Ring:
         )
         return CALLS[share.attention.family](problem, route, exchange, agreement.number)
 
-    def plan(self, share: RankShare) -> RingPlan:
-        """The plan of these ranks and shares; without a process group, of whole tensors on `ranks` ranks."""
+    def plan(self, share: RankShare, check: Callable[[], None] = lambda: None) -> RingPlan:
+        """The plan of these ranks and shares; without a process group, of whole tensors on `ranks` ranks.
+
+        `check` refuses arguments of this rank, as in `start_call`.
+        """
         if (reason := CALLS[share.attention.family].unplanned) is not None:
             raise RegardError(f"attend: {reason}")
         if self.ranks is not None and not (dist.is_available() and dist.is_initialized()):
+            check()
             share = _checked(share)
             held = [shares(length, self.ranks, self.layout) for length in (share.sizes.I, share.sizes.J)]
             return RingPlan.of(share, _route(share, held), self.layout)
-        ring_call = self.start_call(share)
+        ring_call = self.start_call(share, check=check)
         return RingPlan.of(share.checked(), ring_call.route, self.layout, ring_call.exchange.rank)
 
     def _agree(

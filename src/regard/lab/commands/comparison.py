@@ -22,7 +22,7 @@ from regard.lab.commands.train import clock
 
 if TYPE_CHECKING:
     from regard.lab import Comparison, Study
-    from regard.lab.comparison.processes import Start
+    from regard.lab.comparison.processes import Processors, Start
     from regard.lab.comparison.workers import Progress
 
 #: Load, beyond the cores that trials leave, above which a machine counts as busy.
@@ -34,18 +34,18 @@ def run(settings: StudyOptions) -> None:
     check_engine("compare", settings.engine)
     check_folder("compare", "--out", settings.out)
     from regard.lab import Comparison
-    from regard.lab.comparison.processes import cores, processors
+    from regard.lab.comparison.processes import processors
 
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     study, folder = _study(settings)
     if settings.report:
         return _report(console, Comparison.read(folder))
-    with console.status("Reading the corpus, learning its vocabularies, searching for near-duplicates"):
-        options = {"command": command_of(settings, folder), "processes": settings.processes or cores()}
-        comparison, corpus = Comparison.open(study, folder, **options)
-    with processors(settings.engine, settings.processes) as (start, processes):
-        _introduce(console, comparison, processes, corpus.describe())
-        _compare(console, comparison, processes, start)
+    with processors(settings.engine, settings.processes) as where:
+        with console.status("Reading the corpus, learning its vocabularies, searching for near-duplicates"):
+            command = command_of(settings, folder)
+            comparison, corpus = Comparison.open(study, folder, command=command, hardware=where.hardware)
+        _introduce(console, comparison, where, corpus.describe())
+        _compare(console, comparison, where.count, where.start)
     _conclude(console, comparison)
 
 
@@ -64,7 +64,7 @@ def _study(settings: StudyOptions) -> tuple[Study, Path]:
     return (read_study(folder), folder) if settings.report else (study, folder)
 
 
-def _introduce(console: Console, comparison: Comparison, processes: int, corpus: str) -> None:
+def _introduce(console: Console, comparison: Comparison, where: Processors, corpus: str) -> None:
     """Print the corpus, the number of trials, the time that they take, the budget and the warnings.
 
     `corpus` is the line of `Corpus.describe`.
@@ -73,15 +73,15 @@ def _introduce(console: Console, comparison: Comparison, processes: int, corpus:
     console.print(corpus, markup=False)
     waiting = sum(one.state == "waiting" for one in progress)
     unit, amount = study.config.training.budget
-    rounds = -(-waiting // processes)  # rounded up
+    rounds = -(-waiting // where.count)  # rounded up
     about = f", about {clock(60 * amount * rounds)} of training" if unit == "minutes" and waiting else ""
     done = f" ({len(progress) - waiting} of them finished already)" if waiting < len(progress) else ""
     console.print(
-        f"{_counted(study.systems, 'system')} x {_counted(study.seeds, 'seed')}{done}, {processes} at a time{about}.",
+        f"{_counted(study.systems, 'system')} x {_counted(study.seeds, 'seed')}{done}, {where.count} at a time{about}.",
         markup=False,
     )
     console.print(study.equal, markup=False)
-    for warning in _warnings(study, processes):
+    for warning in _warnings(study, where):
         console.print(warning, markup=False, style="yellow")
 
 
@@ -90,13 +90,11 @@ def _counted(things: Sequence[object], name: str) -> str:
     return f"{len(things)} {name}{'' if len(things) == 1 else 's'}"
 
 
-def _warnings(study: Study, processes: int) -> Iterable[str]:
-    """Warnings about a busy machine: processor time is equal for all trials, but caches and memory are shared."""
-    from regard.lab.comparison.processes import cores
-
-    if study.config.training.budget[0] != "minutes":
+def _warnings(study: Study, where: Processors) -> Iterable[str]:
+    """Warnings about this machine, if it is busy: trials have equal processor time, but share caches and memory."""
+    if study.config.training.budget[0] != "minutes" or "machine" not in where.hardware:
         return
-    count = cores()
+    processes, count = where.count, where.hardware["cores"]
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     if processes > count:
         yield (

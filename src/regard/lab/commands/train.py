@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, contextmanager
@@ -125,18 +124,15 @@ def _options(settings: TrainOptions) -> Iterable[str]:
         yield f"training.minutes={float(given.get('minutes', 0.0))}"
     if settings.data is not None and settings.source is not None:
         raise RegardError("train: --data and --source are two corpora. Give one of them.")
+    from regard.lab.runs.config import toml  # quotes a text, so that no override is read as a number
+
     for name in ("source", "target"):
         if getattr(settings, name) is not None:
-            yield f"data.{name}={_quoted(getattr(settings, name))}"
+            yield f"data.{name}={toml(str(getattr(settings, name)))}"
     if settings.data is not None:
-        yield from (f"data.corpus={_quoted(settings.data)}", 'data.source=""', 'data.target=""')
+        yield from (f"data.corpus={toml(str(settings.data))}", 'data.source=""', 'data.target=""')
     if settings.system is not None:
-        yield f"model.system={_quoted(settings.system)}"
-
-
-def _quoted(value: Any) -> str:
-    """A value as a text in quotes, so that an override is not read as a number; JSON quotes it as TOML does."""
-    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+        yield f"model.system={toml(str(settings.system))}"
 
 
 def _name(config: Config) -> str:

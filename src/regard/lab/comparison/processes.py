@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -110,16 +112,39 @@ class ClusterProcess:
         self._ray.kill(self._remote)
 
 
+@dataclass(frozen=True)
+class Processors:
+    """Where the trials of a comparison run: `start` starts one, `count` run at a time.
+
+    `hardware` names the machine for the report, or the machines of the cluster by their number.
+    """
+
+    start: Start
+    count: int
+    hardware: dict[str, Any]
+
+
 @contextlib.contextmanager
-def processors(engine: str, processes: int | None) -> Iterator[tuple[Start, int]]:
-    """The function that starts a trial, and how many trials run at a time: `processes`, or one for each processor."""
+def processors(engine: str, processes: int | None) -> Iterator[Processors]:
+    """The processors for `processes` trials at a time; by default for as many as there are processors."""
     check_engine("compare", engine)
     if engine == "local":
-        yield LocalProcess, processes or cores()
+        yield this_machine(processes or cores())
         return
     with cluster("compare") as ray:
-        available = workers_that_fit(ray, "compare", processes, 1)
-        yield partial(ClusterProcess, ray), processes or available
+        count = workers_that_fit(ray, "compare", processes, 1)
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        hardware = {"machines": nodes, "cores": int(ray.cluster_resources()["CPU"])}
+        yield Processors(partial(ClusterProcess, ray), count, hardware | _shared(count))
+
+
+def this_machine(count: int = 1) -> Processors:
+    """The processors of this machine, for so many trials at a time."""
+    return Processors(LocalProcess, count, {"machine": platform.machine(), "cores": cores()} | _shared(count))
+
+
+def _shared(count: int) -> dict[str, int]:
+    return {"processes": count, "threads_per_process": 1}
 
 
 def cores() -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from regard.base.errors import MissingPackage, RegardError
 from regard.base.texts.text_files import read_json
-from regard.lab.comparison.processes import LocalProcess, Start, cores, processors
+from regard.lab.comparison.processes import LocalProcess, Start, processors
 from regard.lab.comparison.study import EVALUATION, Study, open_study, read_study
 from regard.lab.comparison.workers import Progress, progress_of, run_trials
 from regard.lab.data.corpus import Corpus
@@ -49,12 +50,14 @@ class Comparison:
         return Comparison(Path(folder), study, progress_of(study.trials(Path(folder))))
 
     @staticmethod
-    def open(study: Study, folder: str | Path, *, command: str = "", processes: int = 1) -> tuple[Comparison, Corpus]:
+    def open(
+        study: Study, folder: str | Path, *, command: str = "", hardware: Mapping[str, Any] | None = None
+    ) -> tuple[Comparison, Corpus]:
         """Make the folder of a comparison, or check that it holds the same one; with the corpus.
 
-        `command` and `processes` are written into the folder, for the report.
+        `command` and `hardware`, by default one process of this machine, are written into the folder, for the report.
         """
-        corpus = open_study(study, Path(folder), command=command, processes=processes)
+        corpus = open_study(study, Path(folder), command=command, hardware=hardware)
         return Comparison(Path(folder), study, progress_of(study.trials(Path(folder)))), corpus
 
     @property
@@ -120,7 +123,7 @@ def compare(
     ... # doctest: +SKIP
     >>> comparison.report()  # doctest: +SKIP
     """
-    comparison, _ = Comparison.open(study, out, processes=processes or cores())
-    with processors(engine, processes) as (start, count):
-        comparison.run(count, show, start)
+    with processors(engine, processes) as where:
+        comparison, _ = Comparison.open(study, out, hardware=where.hardware)
+        comparison.run(where.count, show, where.start)
     return comparison

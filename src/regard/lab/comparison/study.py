@@ -13,8 +13,8 @@ from typing import Any
 
 from regard.base.errors import RegardError
 from regard.base.texts.text_files import read_json
-from regard.base.whole_files import write_whole
-from regard.lab.comparison.processes import cores
+from regard.base.whole_files import write_json, write_whole
+from regard.lab.comparison.processes import this_machine
 from regard.lab.data.corpus import Corpus
 from regard.lab.data.retrieval import NOVEL, nearest_pairs, without_near
 from regard.lab.models.systems import build, find_system
@@ -223,7 +223,7 @@ def check_study(study: Study) -> None:
         build(entry.name, source_size=8, target_size=8, width=section.width, **options)
 
 
-def open_study(study: Study, folder: Path, *, command: str = "", processes: int = 1) -> Corpus:
+def open_study(study: Study, folder: Path, *, command: str = "", hardware: Mapping[str, Any] | None = None) -> Corpus:
     """Make the folder of a comparison, or check that it holds the same comparison. Then every trial can run.
 
     It writes what all trials share: the vocabularies, the retrieval baseline and the test pairs.
@@ -236,7 +236,7 @@ def open_study(study: Study, folder: Path, *, command: str = "", processes: int 
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RegardError(f"compare: {folder} exists and is not a comparison. Give --out a new folder.")
     else:
-        _write(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(processes))
+        write_json(folder / STUDY, settings | {"novel_below": NOVEL, "command": command} | _surroundings(hardware))
     try:
         _share(study, corpus, folder, settings["bleu_tokenizer"])
     except RegardError:
@@ -320,9 +320,9 @@ def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
             write_whole(folder / file, learn_tokenizer(sentences, study.config.tokenizer_kind, size).to_bytes())
     if not (folder / TEST).exists():
         texts = {"sources": [p.source for p in corpus.test], "references": [p.target for p in corpus.test]}
-        _write(folder / TEST, texts | {"ids": [p.id for p in corpus.test]})
+        write_json(folder / TEST, texts | {"ids": [p.id for p in corpus.test]})
     if not (folder / RETRIEVAL).exists():
-        _write(folder / RETRIEVAL, retrieval(corpus, tokenizer))
+        write_json(folder / RETRIEVAL, retrieval(corpus, tokenizer))
 
 
 def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
@@ -358,11 +358,10 @@ def chosen_sentences(similarities: Sequence[float], lengths: Sequence[int], coun
     return fit[: distance * count : distance]
 
 
-def _surroundings(processes: int) -> dict[str, Any]:
-    """The versions of packages and the hardware, for the report."""
+def _surroundings(hardware: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The versions of packages and the hardware, by default one process of this machine, for the report."""
     versions = {"regard": __version__, "python": platform.python_version()} | dict(_versions(PACKAGES))
-    hardware = {"machine": platform.machine(), "cores": cores(), "processes": processes, "threads_per_process": 1}
-    return {"versions": versions, "hardware": hardware}
+    return {"versions": versions, "hardware": dict(hardware or this_machine().hardware)}
 
 
 def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
@@ -372,8 +371,3 @@ def _versions(packages: Iterable[str]) -> Iterable[tuple[str, str]]:
             yield package, metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-
-
-def _write(path: Path, data: Any) -> None:
-    """Write data as indented JSON, completely or not at all."""
-    write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")

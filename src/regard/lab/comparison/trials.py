@@ -9,9 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from regard.base.errors import RegardError
+from regard.base.whole_files import write_json
 
 if TYPE_CHECKING:
     from regard.lab.comparison.study import Study, Trial
@@ -133,7 +134,7 @@ def _trained(study: Study, trial: Trial, corpus: Corpus, folder: Path, tell: Tel
         "peak_memory_mib": round(peak_memory(), 1),
         "memory_before_mib": round(before, 1),
     }
-    _write(trial.path / TRAINED, facts)
+    write_json(trial.path / TRAINED, facts)
     return True
 
 
@@ -176,7 +177,7 @@ def _look(run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> No
 
     tell("inspecting")
     peak = read_json(run.path / TRAINED)["peak_memory_mib"]
-    _write(run.path / LOOKING, inspect(run, corpus, similarities) | {"peak_memory_mib": peak})
+    write_json(run.path / LOOKING, inspect(run, corpus, similarities) | {"peak_memory_mib": peak})
 
 
 def _prune(run: Run, corpus: Corpus, tell: Tell) -> None:
@@ -186,7 +187,7 @@ def _prune(run: Run, corpus: Corpus, tell: Tell) -> None:
     from regard.lab.comparison.pruning import pruning
 
     tell("pruning")
-    _write(run.path / PRUNING, pruning(run, corpus, progress=lambda share: tell("pruning", share=share)))
+    write_json(run.path / PRUNING, pruning(run, corpus, progress=lambda share: tell("pruning", share=share)))
 
 
 def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tell: Tell) -> None:
@@ -206,15 +207,8 @@ def _test(study: Study, run: Run, corpus: Corpus, similarities: list[float], tel
     options = TranslationOptions(Search(beam=study.beam), batch=BATCH)
     measured = evaluate(run, corpus.test, options, training, tokenizer=counted)
     data = measured.to_json() | {"translations": list(measured.hypotheses)}
-    _write(run.path / EVALUATION, data)
+    write_json(run.path / EVALUATION, data)
     tell("finished", bleu=measured.bleu.score)
-
-
-def _write(path: Path, data: Any) -> None:
-    """Write data as indented JSON, completely or not at all."""
-    from regard.base.whole_files import write_whole
-
-    write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
 
 
 def main(arguments: list[str]) -> int:
@@ -229,7 +223,7 @@ def main(arguments: list[str]) -> int:
         return STOPPED
     except RegardError as error:
         print(error, file=sys.stderr)
-        _write(path / FAILED, {"code": 1, "message": str(error)})
+        write_json(path / FAILED, {"code": 1, "message": str(error)})
         return 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from regard.hf.heads.pruning_curve import ORDERS
 from regard.lab.report.charts import HEIGHT, WIDTH, Report, _legend, by_bucket, finished, quality_name, quality_of
 from regard.lab.report.svg import COLORS, INK, MARKERS, Figure, canvas, drawing
 
@@ -12,7 +13,6 @@ from regard.lab.report.svg import COLORS, INK, MARKERS, Figure, canvas, drawing
 VASWANI = {1: 24.9, 4: 25.5, 8: 25.8, 16: 25.8, 32: 25.4}
 #: The option of a system that each sweep varies.
 OPTIONS = {"heads": "num_heads", "positions": "positions", "attention": "attention", "scaled": "scaled"}
-WAYS = {"importance": "least important first", "random": "at random", "reversed": "most important first"}
 
 
 def sweep_figures(report: Report) -> list[Figure]:
@@ -94,11 +94,11 @@ def _bars(report: Report, kind: str) -> Figure | None:
 
 def _pruned(report: Report) -> Figure | None:
     """BLEU against the share of removed heads, in three orders: the mean over all pruned trials."""
-    if not any(mean_points(report, way) for way in WAYS):
+    if not any(mean_points(report, way) for way in ORDERS):
         return None
     figure, axes = canvas(WIDTH, HEIGHT)
     descriptions = []
-    for number, way in enumerate(WAYS):
+    for number, way in enumerate(ORDERS):
         points = mean_points(report, way)
         if not points:
             continue
@@ -107,9 +107,9 @@ def _pruned(report: Report) -> Figure | None:
             color=COLORS[(1, 2, 3, 4)[number % 4]],
             marker=MARKERS[number % 4],
             markersize=4.5,
-            label=WAYS[way],
+            label=ORDERS[way],
         )
-        descriptions.append(f"{WAYS[way]}: " + ", ".join(f"{100 * x:.0f} % {y:.1f}" for x, y in points))
+        descriptions.append(f"{ORDERS[way]}: " + ", ".join(f"{100 * x:.0f} % {y:.1f}" for x, y in points))
     axes.set(xlabel="share of the heads removed", ylabel="BLEU", ylim=(0, None))
     _legend(figure, axes)
     look = "The further a line stays level, the more heads can go in that order."

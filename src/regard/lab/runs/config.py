@@ -354,7 +354,7 @@ def _sentence(error: Any) -> str:
     if len(place) == 1:
         return f"{place[0]} is a section and not a value. Write [{place[0]}] and its keys below."
     field = Config.model_fields[place[0]].annotation.model_fields[place[1]]  # type: ignore[union-attr]
-    return f"{'.'.join(place[:2])} = {_toml(error['input'])} is wrong: it must be {_rule(field)}."
+    return f"{'.'.join(place[:2])} = {toml(error['input'])} is wrong: it must be {_rule(field)}."
 
 
 _KINDS = {int: "a whole number", float: "a number", str: "a text in quotes", bool: "true or false"}
@@ -396,17 +396,17 @@ def _section(name: str, section: Section) -> str:
     for key, field in type(section).model_fields.items():
         choices = f" ({_kind(field.annotation)})" if get_origin(field.annotation) is Literal else ""
         lines += [f"# {line}" for line in textwrap.wrap((field.description or "") + choices, 110)]
-        lines += [f"{key} = {_toml(getattr(section, key))}"]
+        lines += [f"{key} = {toml(getattr(section, key))}"]
     return "\n".join([*lines, ""])
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     """A value as TOML writes it; JSON writes numbers, texts and lists the same way."""
     if isinstance(value, Mapping):
-        inside = ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items())
+        inside = ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items())
         return "{ " + inside + " }" if inside else "{}"
     if isinstance(value, (list, tuple)):
-        return "[" + ", ".join(map(_toml, value)) + "]"
+        return "[" + ", ".join(map(toml, value)) + "]"
     if isinstance(value, float):
         return repr(value)  # json would write inf as Infinity
     return json.dumps(value, ensure_ascii=False, default=str).replace("\x7f", "\\u007f")
