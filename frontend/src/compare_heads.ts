@@ -4,7 +4,7 @@ import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
-import { exact, percent, shown, tick } from "./format";
+import { exact, shown, tick } from "./format";
 import { legendOf } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
@@ -285,7 +285,7 @@ export function comparedHeads(context: Context): PinsPanel {
         fill(
           moved,
           "On average, ",
-          h("output", {}, `${percent(apart(values))}`),
+          h("output", {}, shown(apart(values))),
           " of a word's weight lies elsewhere in B than in A.",
         );
     }

@@ -214,7 +214,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
         chosen >= 0
           ? "These two texts have different layers or heads, so they are not compared. Choose another text."
           : asked
-            ? "The answer stands here, beside the text."
+            ? source.common.live_model && "The answer stands here, beside the text."
             : "There is no second text with the same heads.",
       ),
     );
