@@ -199,7 +199,7 @@ def test_number_keys_follow_the_tabs_that_are_shown(browser):
         assert "Picture" not in tabs and tabs[-1] == "What if"
         for number, tab in enumerate(tabs, 1):
             page.keyboard.press(str(number))
-            until(page, f"location.hash.startsWith('#{tab.lower().replace(" ", "")}')")
+            until(page, f"location.hash.startsWith('#{tab.lower().replace(' ', '')}')")
             assert page.locator(".bar").is_hidden() == (tab == "Overview")
         page.keyboard.press("?")
         first = page.locator(".help dt, .help dd").all_inner_texts()[:2]

@@ -73,6 +73,15 @@ def test_the_light_on_a_patch_is_its_weight(browser, address, texts):
         assert tiles == shares
 
 
+def test_a_view_without_a_figure_prints_in_the_light_theme(browser, address):
+    with opened(browser, address + "#picture?text=0", color_scheme="dark") as page:
+        ready(page)
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.locator(".regard").get_attribute("data-theme") == "light"
+        page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert page.locator(".regard").get_attribute("data-theme") is None
+
+
 def test_pointing_holding_and_keys(browser, address, texts):
     weights, grid = texts["image"].maps[0], PatchGrid(2, 2, start=4)
     with opened(browser, address + "#picture?text=0&layer=0&head=0&query=0&scale=linear") as page:
