@@ -11,10 +11,13 @@ const [LISTED, LONGEST] = [4, 2048]; // heads of a link; tokens up to which all 
 export async function linkHeads(context: Context, links: Lead[]): Promise<HTMLElement[]> {
   const { source, state, text } = context;
   if (source.finest(state.text) || text.tokens.length > LONGEST) return [];
+  const named = (layer: number, head: number, weight: number) =>
+    `${shortName(text.layers[layer], head)} ${shown(weight)}`;
   const rows = await Promise.all(
     text.layers.map((_, layer) => source.rows(state.text, layer, links[0].query)),
   );
-  return links.map(({ query, key }) => {
+  return links.map((link) => {
+    const { query, key } = link;
     const ranked = rows
       .flatMap((heads, layer) => heads.map((row, head) => ({ layer, head, weight: row[key] })))
       .sort((a, b) => b.weight - a.weight)
@@ -28,12 +31,14 @@ export async function linkHeads(context: Context, links: Lead[]): Promise<HTMLEl
       ":",
       ...ranked.flatMap(({ layer, head, weight }, at) => [
         at ? ", " : " ",
-        stateLink(
-          context,
-          { view: "head", layer, head, query, key },
-          "more",
-          `${shortName(text.layers[layer], head)} ${shown(weight)}`,
-        ),
+        layer === link.layer && head === link.head // the sentence leads to it
+          ? strong(named(layer, head, weight))
+          : stateLink(
+              context,
+              { view: "head", layer, head, query, key },
+              "more",
+              named(layer, head, weight),
+            ),
       ]),
     );
   });
