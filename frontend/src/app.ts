@@ -24,11 +24,11 @@ const KEYS: [string, string][] = [
     "move between heads, cells or words (with Shift: ten cells, or the other word of a link)",
   ],
   ["f", "figure for a paper: PDF, SVG, PNG, CSV"],
-  ["Esc", "stop computing, or close this list"],
+  ["Esc", "stop computing, or close this menu"],
   ["p", "pin or unpin this head"],
   ["r", "record a story: views with a sentence each"],
   ["t", "light or dark theme"],
-  ["?", "this list"],
+  ["?", "this menu"],
 ];
 
 // A choice that outlives the page, where the browser allows it; `value` sets it.
@@ -72,12 +72,33 @@ export async function mount(
   const main = h("main", { class: "view", tabindex: -1 });
   const notice = h("p", { class: "notice", role: "alert", hidden: true });
   const keys = h("dl", {});
-  const showKeys = () => {
+  const acts = h("p", { class: "help-buttons", role: "group", "aria-label": "Actions" });
+  const done = h("p", { class: "hint", role: "status" });
+  const showMenu = () => {
     const views = viewsWithTab(context);
+    const act = (said: string, does: () => void, stays = false) =>
+      actionButton(
+        {
+          onclick: () => {
+            if (!stays) help.close();
+            does();
+          },
+        },
+        said,
+      );
+    fill(
+      acts,
+      context.tour && act(context.tour.title, context.tour.play),
+      own && act("Copy link", () => void copyLink(), true),
+      ...(panel?.acts ?? []).map(([said, does]) => act(said, does)),
+      act("Record a story", story.record),
+      act("Light or dark", turnTheme),
+    );
+    fill(done);
     fill(
       keys,
       ...[
-        [`1 … ${views.length}`, views.join(", ")],
+        [`1 … ${views.length}`, views.map(nameOf).join(", ")],
         ...KEYS,
         ...views.flatMap((view) =>
           (viewOf(view).keys ?? []).map(([key, effect]) => [key, `${nameOf(view)}: ${effect}`]),
@@ -86,34 +107,18 @@ export async function mount(
     );
     help.showModal();
   };
+  async function copyLink() {
+    const copied = navigator.clipboard?.writeText(location.href).then(() => "The link is copied.");
+    fill(done, await (copied ?? Promise.reject()).catch(() => location.href));
+  }
   const help = h(
     "dialog",
-    { class: "help", "aria-label": "Keys" },
+    { class: "help", "aria-label": "Menu" },
+    acts,
+    done,
     h("h2", {}, "Keys"),
     keys,
-    h(
-      "p",
-      { class: "help-buttons" },
-      actionButton(
-        {
-          onclick: () => {
-            help.close();
-            story.record();
-          },
-        },
-        "Record a story",
-      ),
-      actionButton({ onclick: () => help.close() }, "Close"),
-    ),
-  );
-  const theme = actionButton(
-    {
-      class: "quiet",
-      title: "Light or dark (t)",
-      "aria-label": "Light or dark",
-      onclick: () => turnTheme(),
-    },
-    "◐",
+    actionButton({ onclick: () => help.close() }, "Close"),
   );
   const skip = h(
     "a",
@@ -137,20 +142,13 @@ export async function mount(
     h(
       "span",
       { class: "end" },
-      context.tour
-        ? actionButton(
-            { class: "figure-open", title: context.tour.title, onclick: context.tour.play },
-            "Tour",
-          )
-        : "",
       actionButton(
         { class: "figure-open", title: "Figure for a paper (f)", onclick: () => openFigure() },
         "Figure",
       ),
-      theme,
       actionButton(
-        { class: "quiet", title: "Keys (?)", "aria-label": "Keys", onclick: showKeys },
-        "?",
+        { class: "figure-open", title: "Tour, link, theme and keys (?)", onclick: showMenu },
+        "Menu",
       ),
     ),
   );
@@ -354,7 +352,7 @@ export async function mount(
   }
   function common(key: string): boolean {
     const view = viewsWithTab(context)[Number(key) - 1];
-    const act = view ? () => context.set({ view }) : acts[key];
+    const act = view ? () => context.set({ view }) : keyActs[key];
     act?.();
     return Boolean(act);
   }
@@ -362,7 +360,7 @@ export async function mount(
     const count = context.text.layers.length;
     context.set({ layer: (state.layer + step + count) % count });
   };
-  const acts: Record<string, () => void> = {
+  const keyActs: Record<string, () => void> = {
     "[": () => bar.turn(-1),
     "]": () => bar.turn(1),
     "{": () => turnLayer(-1),
@@ -375,7 +373,7 @@ export async function mount(
     p: () => context.set({ pins: withPin(state.pins, place(context)) }),
     r: () => story.record(),
     t: turnTheme,
-    "?": showKeys,
+    "?": showMenu,
   };
 
   const listen = own ? document : root;

@@ -17,7 +17,8 @@ interface Spot {
   hidden: boolean;
   above: number;
 } // pixels free above its line
-const [HIGHEST, LEAST, WIDEST] = [46, 0.03, 4]; // pixels above a line, the least share drawn, pixels of a line
+export const [LEAST, ARCS] = [0.03, 5]; // the least share drawn; the links of a word that are drawn
+const [HIGHEST, WIDEST] = [46, 4]; // pixels above a line, pixels of a line
 
 // Where a word is in the drawing; a word that is scrolled away is at the edge of its box.
 function spotOf(word: HTMLElement, origin: DOMRect): Spot {
@@ -56,12 +57,17 @@ function pathOf(
   const room = Math.min(from.above, to.above);
   const peak =
     Math.min(from.top, to.top) -
-    Math.min(room < HIGHEST ? room / 0.8 : HIGHEST, 14 + Math.abs(to.x - from.x) * 0.12) -
+    Math.min(room < HIGHEST ? room / 0.8 : HIGHEST, heightOf(Math.abs(to.x - from.x))) -
     lift;
   return `M${point(from.x, from.top + 4)} C${point(from.x, peak)} ${point(to.x, peak)} ${point(to.x, to.top + 4)}`;
 }
 
 export const isDrawn = ({ from, to, share }: Arc) => from !== to && share >= LEAST;
+// The weight of the widest arc: the largest one, but in a long text at most ten times that of equal weights.
+export const widestOf = (size: number, ...most: number[]) =>
+  Math.max(Math.min(1, 10 / size), ...most);
+// How high an arc over a distance is above its words.
+export const heightOf = (distance: number) => Math.min(HIGHEST, 14 + distance * 0.12);
 
 // Draws arcs from word to word. Words of different boxes are joined by a line between the boxes.
 export function drawArcs(figure: SVGSVGElement, arcs: Arc[]) {
@@ -72,24 +78,25 @@ export function drawArcs(figure: SVGSVGElement, arcs: Arc[]) {
       if (!isDrawn(arc)) return [];
       const [start, end] = [spotOf(from, size), spotOf(to, size)];
       if (start.hidden && end.hidden) return [];
-      return [arcOf(arc, start, end, size, WIDEST)];
+      return [arcOf(arc, start, end, size, { apart: from.parentElement !== to.parentElement })];
     }),
   );
 }
 
-// One arc in a drawing of a size; `widest` are the pixels of a weight of 1.
+// One arc in a drawing of a size; `widest` are the pixels of a weight of 1, and `apart` that its ends are in other boxes.
 export function arcOf(
-  { from, to, share, color, title, dashes, lift = 0 }: Arc,
+  { share, color, title, dashes, lift = 0 }: Omit<Arc, "from" | "to">,
   start: Spot,
   end: Spot,
   size: { width: number; height: number },
-  widest: number,
+  { widest = WIDEST, apart = false } = {},
 ): SVGPathElement {
-  const line = 1 + (widest - 1) * Math.min(share, 1);
+  const line = (widest / WIDEST) * (1 + (WIDEST - 1) * Math.min(share, 1));
   return s(
     "path",
     {
-      d: pathOf(start, end, from.parentElement !== to.parentElement, size, line, lift),
+      class: "arc",
+      d: pathOf(start, end, apart, size, line, lift),
       fill: "none",
       stroke: color,
       "stroke-width": line.toFixed(2),

@@ -97,7 +97,9 @@ function sentence(boxes: Element[], arcs: Arc[], room: number): SVGGElement {
   const sheet = { width: COLUMN, height: room };
   const lines = arcs.flatMap((arc) => {
     const [from, to] = [of.get(arc.from), of.get(arc.to)];
-    return from && to && isDrawn(arc) ? [arcOf(arc, spot(from), spot(to), sheet, 5)] : [];
+    return from && to && isDrawn(arc)
+      ? [arcOf(arc, spot(from), spot(to), sheet, { widest: 5 })]
+      : [];
   });
   const marks = words.map((word) => {
     const { backgroundColor, outlineColor } = getComputedStyle(word.of);

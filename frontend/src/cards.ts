@@ -57,7 +57,7 @@ function bars(values: number[], marked: number): SVGSVGElement {
         y: (TALL - 1 - (value / most) * (TALL - 2)).toFixed(2),
         width: Math.max(step - 1, step * 0.7).toFixed(2),
         height: Math.max(1, (value / most) * (TALL - 2)).toFixed(2),
-        fill: at === marked ? "var(--more)" : "var(--line)",
+        class: at === marked ? "marked" : null,
       }),
     ),
   );

@@ -4,7 +4,7 @@ import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
-import { exact, percent, shown, tick } from "./format";
+import { exact, shown, tick } from "./format";
 import { legendOf } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
@@ -20,6 +20,32 @@ interface Side {
   letter: string;
 }
 const DRAWN: (keyof State)[] = ["view", "text", "layer", "head", "pins", "scale", "x", "y"]; // needs a new drawing
+
+// Two sides: the pins; in place of a missing one the head of the state, and the head after it.
+export async function chosenSides(context: Context): Promise<Side[]> {
+  const { state, source, text } = context;
+  const here = place(context);
+  const places = pinsOf(state.pins);
+  if (!places.length) places.push(here);
+  if (places.length < 2) {
+    const same = asPins(places) === asPins([here]);
+    places.push(
+      same ? { ...here, head: (here.head + 1) % text.layers[here.layer].heads.length } : here,
+    );
+  }
+  return Promise.all(
+    places.map(async (place, at) => {
+      const of = source.titles[place.text] === undefined ? state.text : place.text;
+      const own = await source.text(of);
+      const layer = within(place.layer, own.layers.length);
+      return {
+        text: own,
+        letter: "AB"[at],
+        place: { text: of, layer, head: within(place.head, own.layers[layer].heads.length) },
+      };
+    }),
+  );
+}
 
 export function comparedHeads(context: Context): PinsPanel {
   const [tools, body, key] = [
@@ -48,32 +74,6 @@ export function comparedHeads(context: Context): PinsPanel {
   let sides: Side[] = [];
   let grids: Grid[] = [];
   let panels: Panel[] = [];
-
-  // Two sides: the pins; in place of a missing one the head of the state, and the head after it.
-  async function chosenSides(): Promise<Side[]> {
-    const { state, source, text } = context;
-    const here = place(context);
-    const places = pinsOf(state.pins);
-    if (!places.length) places.push(here);
-    if (places.length < 2) {
-      const same = asPins(places) === asPins([here]);
-      places.push(
-        same ? { ...here, head: (here.head + 1) % text.layers[here.layer].heads.length } : here,
-      );
-    }
-    return Promise.all(
-      places.map(async (place, at) => {
-        const of = source.titles[place.text] === undefined ? state.text : place.text;
-        const own = await source.text(of);
-        const layer = within(place.layer, own.layers.length);
-        return {
-          text: own,
-          letter: "AB"[at],
-          place: { text: of, layer, head: within(place.head, own.layers[layer].heads.length) },
-        };
-      }),
-    );
-  }
 
   function chooser(side: Side, at: number): HTMLElement {
     const { titles } = context.source;
@@ -147,7 +147,7 @@ export function comparedHeads(context: Context): PinsPanel {
 
   async function draw() {
     const mine = ++turn;
-    const found = await chosenSides();
+    const found = await chosenSides(context);
     const longest = Math.max(
       ...found.map(({ text }) => Math.max(queriesOf(text).length, text.tokens.length)),
     );
@@ -285,7 +285,7 @@ export function comparedHeads(context: Context): PinsPanel {
         fill(
           moved,
           "On average, ",
-          h("output", {}, `${percent(apart(values))}`),
+          h("output", {}, shown(apart(values))),
           " of a word's weight lies elsewhere in B than in A.",
         );
     }

@@ -9,6 +9,7 @@ import { shown } from "./format";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
 import { TILE } from "./source";
+import type { State } from "./state";
 import { arrowOf } from "./steps";
 import { unknownNote } from "./unknown";
 import { wordNames } from "./word_names";
@@ -47,6 +48,49 @@ const directionOf = (tokens: string[], special: Set<number>) =>
     ? "rtl"
     : "ltr";
 
+// The second text: the chosen one, or the first other one with the same heads.
+export async function secondText(
+  context: Context,
+  isAnswer = false,
+): Promise<[number, Text] | null> {
+  const { source, state, text } = context;
+  const wanted = (isAnswer ? [state.other] : [state.other, ...numbersOf(context)]).filter(
+    (at) => at !== state.text && source.titles[at] !== undefined,
+  );
+  for (const at of wanted) {
+    const other = await source.text(at);
+    if (hasSameHeads(text, other)) return [at, other];
+    if (at === state.other) return null;
+  }
+  return null;
+}
+
+// The place of each query and key of a text in another one, -1 for none, and whether they share words at all.
+function placesIn(text: Text, other: Text) {
+  const paired = shareWords(text.tokens, other.tokens, new Set(text.special));
+  const queriesPaired = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)));
+  const queries = queriesPaired
+    ? counterparts(queriesOf(text), queriesOf(other))
+    : queriesOf(text).map(() => -1);
+  const keys = text.queries ? counterparts(text.tokens, other.tokens) : queries;
+  return { paired, queriesPaired, queries, keys };
+}
+
+// The chosen word of the second text; -1: none.
+const secondQuery = ({ query, otherQuery }: State, other: Text, queries: number[]) =>
+  otherQuery >= 0 ? Math.min(otherQuery, queriesOf(other).length - 1) : (queries[query] ?? -1);
+
+// What a figure of two texts shows: each text with its number and its chosen word.
+export async function textsOfFigure(context: Context) {
+  const { state, text } = context;
+  const sides = [{ text, number: state.text, query: state.query }];
+  const found = await secondText(context);
+  if (!found) return sides;
+  const [number, other] = found;
+  const query = secondQuery(state, other, placesIn(text, other).queries);
+  return [...sides, { text: other, number, query: Math.max(0, query) }];
+}
+
 export function comparedTexts(context: Context, asked?: Asked): Panel {
   const { source } = context;
   const [chooser, buttons] = [1, 2].map(() => h("span", { style: "display:contents" }));
@@ -67,20 +111,6 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
   let turn = 0;
   let paired = true; // the texts share words, so that a word of one has its place in the other
   let queriesPaired = true; // the same for the queries, which for a translator are other words
-
-  // The second text: the chosen one, or the first other one with the same heads.
-  async function second(): Promise<[number, Text] | null> {
-    const { state, text } = context;
-    const wanted = (asked ? [state.other] : [state.other, ...numbersOf(context)]).filter(
-      (at) => at !== state.text && source.titles[at] !== undefined,
-    );
-    for (const at of wanted) {
-      const other = await source.text(at);
-      if (hasSameHeads(text, other)) return [at, other];
-      if (at === state.other) return null;
-    }
-    return null;
-  }
 
   function drawTools(other: number, second: Text | null, query: number) {
     const { state } = context;
@@ -143,22 +173,17 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     const { state, text } = context;
     const isThere = state.other >= 0 && source.titles[state.other] !== undefined;
     const [found, chosen] = await Promise.all([
-      second(),
+      secondText(context, Boolean(asked)),
       isThere ? source.text(state.other) : null,
     ]);
     if (mine !== turn) return;
     asked?.answered(chosen);
     if (!found) return drawNone(isThere && state.other !== state.text ? state.other : -1);
     const [number, other] = found;
-    paired = shareWords(text.tokens, other.tokens, new Set(text.special));
-    queriesPaired = paired && (!text.queries || shareWords(queriesOf(text), queriesOf(other)));
-    const queries = queriesPaired
-      ? counterparts(queriesOf(text), queriesOf(other))
-      : queriesOf(text).map(() => -1);
-    const keys = text.queries ? counterparts(text.tokens, other.tokens) : queries;
-    const placed = queries[state.query] ?? -1;
-    const query =
-      state.otherQuery >= 0 ? Math.min(state.otherQuery, queriesOf(other).length - 1) : placed;
+    const places = placesIn(text, other);
+    ({ paired, queriesPaired } = places);
+    const { queries, keys } = places;
+    const query = secondQuery(state, other, queries);
     drawTools(number, other, query);
     const layers =
       Math.max(text.tokens.length, other.tokens.length) <= SHORT
@@ -214,7 +239,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
         chosen >= 0
           ? "These two texts have different layers or heads, so they are not compared. Choose another text."
           : asked
-            ? "The answer stands here, beside the text."
+            ? source.common.live_model && "The answer stands here, beside the text."
             : "There is no second text with the same heads.",
       ),
     );

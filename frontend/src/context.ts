@@ -22,6 +22,7 @@ export interface Panel {
   update(before: State | null): void;
   key?(event: KeyboardEvent): boolean; // true: this view handled the key
   close?(): void;
+  acts?: [string, () => void][]; // in the menu, while the view is shown
 }
 
 export const place = ({ state }: Context): Place => ({

@@ -35,7 +35,7 @@ export function depthBar(context: Context, changed: () => void): Depth {
   function stop() {
     clearInterval(timer);
     timer = 0;
-    play.textContent = "▶";
+    play.textContent = "▶ Play";
     play.setAttribute("aria-label", "Play the layers");
   }
   // Where motion is not wanted, a press goes one layer on.
@@ -43,7 +43,7 @@ export function depthBar(context: Context, changed: () => void): Depth {
     if (timer) return stop();
     next();
     if (matchMedia("(prefers-reduced-motion: reduce)").matches) return;
-    play.textContent = "❚❚";
+    play.textContent = "❚❚ Stop";
     play.setAttribute("aria-label", "Stop");
     timer = setInterval(() => (context.state.depth < last() ? next() : stop()), PACE);
   }
@@ -69,7 +69,7 @@ export function depthBar(context: Context, changed: () => void): Depth {
               ` ${shown(weights[at])}`,
             ]),
           ]
-        : ["Drag or play: the same word in every layer."]),
+        : ["The same word in every layer: drag, or play."]),
     );
     slider.setAttribute("aria-valuetext", said.textContent ?? "");
   }

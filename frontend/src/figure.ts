@@ -1,23 +1,22 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
-import { tick } from "./format";
-import { Colors, scaleOf, SCALES, type Scale } from "./color";
+import { Colors, scaleOf, SCALES } from "./color";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, s, segments, visible } from "./dom";
 import {
   TALLEST,
   FONT,
-  gradient,
   INK,
   linesOfText,
   NORMAL,
-  ramp,
+  SMALL,
   round,
   widthOf,
   write,
   type Drawn,
   type Frame,
 } from "./figure_frame";
+import { legendInPoints, weightLegend } from "./legend";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
 import {
   csvText,
@@ -74,13 +73,18 @@ async function drawFigure(
     span: spanOf(state.span, text),
     tallest,
   };
-  const drawn = await Promise.all(chosen.map((panel) => DRAW[panel](frame)));
+  const panels = await Promise.all(
+    chosen.map(async (panel) =>
+      [await DRAW[panel](frame)].flat().map((one) => ({ panel, ...one })),
+    ),
+  );
+  const drawn = panels.flat();
   const body = s("g", { transform: `translate(${MARGIN},${MARGIN})` });
   let y = 0;
   let x = 0;
   let tall = 0; // of the row of panels
   drawn.forEach((panel, at) => {
-    const title = drawn.length > 1 ? `${"abcde"[at]}\u2002${panel.title}` : panel.title;
+    const title = drawn.length > 1 ? `${"abcdefg"[at]}\u2002${panel.title}` : panel.title;
     const across = Math.max(panel.width, widthOf(title, NORMAL, true));
     if (x && x + across > frame.width) {
       y += tall;
@@ -88,16 +92,27 @@ async function drawFigure(
     }
     body.append(write(title, x, y + 5, { size: NORMAL, bold: true }));
     panel.node.setAttribute("transform", `translate(${round(x)},${round(y + 14)})`);
-    panel.node.setAttribute("data-panel", chosen[at]);
+    panel.node.setAttribute("data-panel", panel.panel);
     body.append(panel.node);
     x += across + 20;
     tall = Math.max(tall, 14 + panel.height + 10);
   });
   y += tall;
-  if (drawn.some((panel) => panel.weights)) {
-    const legend = ramp(frame, ticksOf(scale), `weight, ${LEGENDS[state.scale] ?? state.scale}`);
+  const keys = [...new Set(drawn.map((panel) => panel.keys).filter(Boolean))];
+  if (keys.length) {
+    const ofCells = scaleOf(state.scale, text.tokens.length, keys[0]);
+    const uniform = keys.length === 1 ? ofCells.uniform : 0; // panels with cells of other sizes
+    const legend = legendInPoints(weightLegend(colors, { ...ofCells, uniform }), SMALL);
     legend.node.setAttribute("transform", `translate(0,${round(y)})`);
-    body.append(legend.node);
+    const name = `weight, ${LEGENDS[state.scale] ?? state.scale}`;
+    const isBeside = legend.width + 4 + widthOf(name, SMALL) <= frame.width;
+    if (!isBeside) y += 10;
+    body.append(
+      legend.node,
+      isBeside
+        ? write(name, legend.width + 4, y + legend.height - 16)
+        : write(name, 8, y + legend.height - 6),
+    );
     y += legend.height + 4;
   }
   const caption = state.caption || captionOf(context, drawn);
@@ -120,13 +135,14 @@ async function drawFigure(
       role: "img",
       "aria-label": caption,
       fill: INK,
+      color: INK,
     },
-    s("title", {}, chosen.map((_, at) => drawn[at].title).join("; ")),
+    s("title", {}, drawn.map(({ title }) => title).join("; ")),
     s("desc", {}, caption),
   );
   if (state.ground !== "clear")
     svg.append(s("rect", { class: "ground", width: "100%", height: "100%", fill: "#ffffff" }));
-  svg.append(gradient(frame), body);
+  svg.append(body);
   return {
     svg,
     text: caption,
@@ -137,15 +153,6 @@ async function drawFigure(
   };
 }
 
-function ticksOf(scale: Scale): [number, string][] {
-  const every = Math.ceil(scale.ticks.length / 5);
-  const ticks = scale.ticks.filter((_, at) => (scale.ticks.length - 1 - at) % every === 0);
-  return (scale.kind === "log" ? ticks : [0, ...ticks]).map((value) => [
-    Math.max(0, scale.place(value)),
-    tick(value),
-  ]);
-}
-
 // Model, text, layer and head, and one sentence for each panel.
 function captionOf(context: Context, drawn: Drawn[]): string {
   const { text, state } = context;
@@ -153,9 +160,9 @@ function captionOf(context: Context, drawn: Drawn[]): string {
   const heads = drawn.find((panel) => panel.heads)?.heads;
   const about = `${model ? `${model}, ` : ""}“${cut(text.title, 160)}”${/[.!?…]$/.test(text.title) ? "" : "."}${heads ? ` ${heads}.` : ""}`;
   const said = drawn
-    .map((panel, at) => (drawn.length > 1 ? `(${"abcde"[at]}) ${panel.said}` : panel.said))
+    .map((panel, at) => (drawn.length > 1 ? `(${"abcdefg"[at]}) ${panel.said}` : panel.said))
     .join(" ");
-  const scale = drawn.some((panel) => panel.weights)
+  const scale = drawn.some((panel) => panel.keys)
     ? ` Weights are shown on ${SAID[state.scale] ?? state.scale}.`
     : "";
   const precision = context.source.precision(state.text);
@@ -428,24 +435,7 @@ export function figureSheet(context: Context): FigureSheet {
         element.showModal();
         drawControls();
       }
-      const wanted = JSON.stringify([
-        state.text,
-        state.layer,
-        state.head,
-        state.query,
-        state.figure,
-        state.width,
-        state.ground,
-        state.caption,
-        state.captioned,
-        state.span,
-        state.scale,
-        state.sort,
-        state.color,
-        state.heads,
-        state.panels,
-        state.pool,
-      ]);
+      const wanted = JSON.stringify(state);
       if (!opening && wanted === drawnFor) return;
       drawnFor = wanted;
       void draw();

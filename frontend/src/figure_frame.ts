@@ -28,7 +28,7 @@ export interface Drawn {
   heads: string;
   said: string;
   rows: Row[];
-  weights: boolean;
+  keys: number; // that a cell sums over, for the legend of weights; 0: there are no weights
 }
 
 let pen: CanvasRenderingContext2D | null = null;
@@ -232,58 +232,4 @@ function broken(word: string, room: number, size: number): string[] {
     parts[parts.length - 1] += letter;
   }
   return parts;
-}
-
-// The colors of a legend, once in every figure.
-const [GRADIENT, STOPS] = ["regard-ramp", 32];
-export const gradient = ({ colors }: Frame) =>
-  s(
-    "defs",
-    {},
-    s(
-      "linearGradient",
-      { id: GRADIENT },
-      ...Array.from({ length: STOPS + 1 }, (_, at) =>
-        s("stop", {
-          offset: round(at / STOPS),
-          "stop-color": colors.of(Math.max(at / STOPS, 0.004)),
-        }),
-      ),
-    ),
-  );
-
-// The colors from the least to the most, with numbers.
-export function ramp(
-  frame: Frame,
-  ticks: [number, string][],
-  said: string,
-): { node: SVGGElement; height: number; width: number } {
-  const [width, left] = [Math.min(150, frame.width * 0.5), 8];
-  const node = s(
-    "g",
-    { class: "legend" },
-    s("rect", {
-      x: left,
-      y: 0,
-      width: round(width),
-      height: 6,
-      fill: `url(#${GRADIENT})`,
-      stroke: LINE,
-      "stroke-width": 0.5,
-    }),
-  );
-  for (const [place, label] of ticks)
-    node.append(
-      s("line", {
-        x1: round(left + place * width),
-        x2: round(left + place * width),
-        y1: 6,
-        y2: 8,
-        stroke: SOFT,
-        "stroke-width": 0.5,
-      }),
-      write(label, left + place * width, 12.5, { anchor: "middle" }),
-    );
-  node.append(write(said, left + width + 12, 3.5));
-  return { node, height: 18, width: left + width + 12 + widthOf(said, SMALL) };
 }

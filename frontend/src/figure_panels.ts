@@ -1,14 +1,17 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
-import { interval, headName, inText, place, type Context } from "./context";
+import { interval, headName, inText, place, strongest, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
-import { s } from "./dom";
-import { counted, inCell, shown, statisticInCell } from "./format";
+import { chosenSides } from "./compare_heads";
+import { canCompareTexts, textsOfFigure } from "./compare_texts";
+import { cut, s } from "./dom";
+import { inCell, shown, statisticInCell } from "./format";
+import { legendInPoints, rangeLegend } from "./legend";
+import { ARCS, arcOf, heightOf, LEAST, widestOf } from "./arcs";
 import {
   cellImage,
   cellsByColor,
   gutter,
   NORMAL,
-  ramp,
   round,
   shortToken,
   SMALL,
@@ -25,6 +28,7 @@ import {
   type Frame,
 } from "./figure_frame";
 import { alignmentPanels } from "./views/alignment";
+import { isOfHeads } from "./views/compare";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
 import { TILE } from "./source";
@@ -35,6 +39,7 @@ export const PANELS: [string, string][] = [
   ["words", "Words with arcs"],
   ["map", "Map of the head"],
   ["heads", "All heads"],
+  ["compare", "Two texts or heads"],
   ["alignment", "Alignment"],
   ["statistics", "Statistic of all heads"],
 ];
@@ -49,7 +54,9 @@ export const CSV_HEAD: Row = [
   "key token",
   "value",
 ];
-const [PITCH, MOST, NUMBERED, WIDEST, EXACT, VECTORS] = [9.2, 256, 14, 20, 48, 24_000]; // VECTORS: cells of all heads, of more they are pictures
+const [PITCH, MOST, NUMBERED, WIDEST, EXACT, VECTORS] = [9.2, 256, 14, 20, 48, 24_000];
+const [THICKEST, BESIDE] = [2.8, 300]; // points of the widest arc; of a figure with room for two maps
+// VECTORS: cells of all heads, of more they are pictures
 
 const pair = (text: Context["text"], i: number, j: number) => [
   i,
@@ -178,7 +185,7 @@ async function wordsWithArcs(frame: Frame): Promise<Drawn> {
     height,
     title: `What “${query}” attends to`,
     rows,
-    weights: true,
+    keys: 1,
     heads: one ? headName(context, ...listedHeads(context)[0]) : capital(headsInWords(context)),
     said: `What “${query}” attends to; a thicker arc is a larger weight.${outside}`,
   };
@@ -202,9 +209,19 @@ function spread(
   return { at, wide: turned ? size.map(() => pitch) : size, turned };
 }
 
-// The least weight that is drawn as an arc: 0.02, or a fifth of the largest where all are small.
-const leastArc = (weights: Float32Array) =>
-  Math.max(1e-9, Math.min(0.02, weights.reduce((a, b) => Math.max(a, b), 0) / 5));
+// The arcs of the chosen word, the strongest last: the places of their words, and the share of the widest arc.
+function arcShares(frame: Frame, weights: Float32Array, [first, last]: [number, number]) {
+  const shown = weights.subarray(first, last);
+  const widest = widestOf(weights.length, ...shown);
+  return strongest(shown, ARCS)
+    .map((at) => ({ at, share: shown[at] / widest, weight: shown[at] }))
+    .filter(({ share }) => share >= LEAST)
+    .map((arc) => ({
+      ...arc,
+      color: frame.colors.of(Math.max(0.3, frame.scale.place(arc.weight))),
+    }))
+    .reverse();
+}
 
 function selfWords(
   frame: Frame,
@@ -217,38 +234,20 @@ function selfWords(
   const { at, wide, turned } = spread(tokens, frame.width);
   const tall = turned ? widest(tokens, NORMAL) + 6 : 13;
   const here = state.query - first;
-  const least = leastArc(weights.subarray(first, last));
-  const reach = Math.max(
-    ...tokens.map((_, j) =>
-      weights[first + j] >= least && at[here] !== undefined ? Math.abs(at[j] - at[here]) : 0,
-    ),
-  );
-  const top = Math.min(56, Math.max(22, reach / 2)) + 10;
-  const rise = (j: number) =>
-    10 + (top - 18) * Math.sqrt(Math.abs(at[j] - at[here]) / Math.max(reach, 1));
-  const order = tokens.map((_, j) => j).sort((a, b) => weights[first + a] - weights[first + b]);
-  const most = order.at(-1)!;
-  for (const j of order) {
-    const weight = weights[first + j];
-    if (weight < least || at[here] === undefined) continue;
-    node.append(
-      s("path", {
-        class: "arc",
-        d:
-          j === here
-            ? `M${round(at[j] - 3)},${top} C${round(at[j] - 9)},${top - 16} ${round(at[j] + 9)},${top - 16} ${round(at[j] + 3)},${top}`
-            : `M${round(at[here])},${top} C${round(at[here])},${round(top - rise(j) * 1.33)} ${round(at[j])},${round(top - rise(j) * 1.33)} ${round(at[j])},${top}`,
-        fill: "none",
-        stroke: frame.colors.of(1 - 0.45 * (1 - weight)),
-        "stroke-width": round(0.4 + 2.6 * weight),
-        "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)),
-      }),
-    );
-  }
-  if (at[here] !== undefined && weights[first + most] > 0) {
-    const [x, y] =
-      most === here ? [at[most], top - 17] : [(at[here] + at[most]) / 2, top - rise(most) - 6];
-    const said = arcWeight(weights[first + most]);
+  const arcs =
+    at[here] === undefined
+      ? []
+      : arcShares(frame, weights, [first, last]).filter((arc) => arc.at !== here);
+  const rise = (j: number) => 0.75 * heightOf(Math.abs(at[j] - at[here]));
+  const top = Math.max(0, ...arcs.map((arc) => rise(arc.at))) + 10;
+  const spot = (j: number) => ({ x: at[j], top, tall, hidden: false, above: Infinity });
+  const sheet = { width: frame.width, height: top + tall };
+  for (const arc of arcs)
+    node.append(arcOf(arc, spot(here), spot(arc.at), sheet, { widest: THICKEST }));
+  const most = arcs.at(-1);
+  if (most) {
+    const [x, y] = [(at[here] + at[most.at]) / 2, top - rise(most.at) - 4];
+    const said = arcWeight(most.weight);
     const wide = widthOf(said, SMALL) + 3;
     node.append(
       s("rect", {
@@ -312,23 +311,24 @@ function crossWords(
   const tall = (tokens: string[], turned: boolean) => (turned ? widest(tokens, NORMAL) + 6 : 13);
   const [upper, lower] = [tall(own, top.turned), tall(keys, low.turned)];
   const [start, end] = [upper, upper + 40];
-  const least = leastArc(weights.subarray(first, last));
-  keys.forEach((_, j) => {
-    const weight = weights[first + j];
-    if (weight >= least)
-      node.append(
-        s("line", {
-          class: "arc",
-          x1: round(top.at[state.query - above[0]]),
-          y1: start,
-          x2: round(low.at[j]),
-          y2: end,
-          stroke: frame.colors.of(1 - 0.45 * (1 - weight)),
-          "stroke-width": round(0.4 + 2.6 * weight),
-          "stroke-opacity": round(0.4 + 0.6 * Math.sqrt(weight)),
-        }),
-      );
+  const spot = (x: number, top: number, tall: number) => ({
+    x,
+    top,
+    tall,
+    hidden: false,
+    above: 0,
   });
+  const sheet = { width: frame.width, height: end + lower };
+  for (const arc of arcShares(frame, weights, [first, last]))
+    node.append(
+      arcOf(
+        arc,
+        spot(top.at[state.query - above[0]], 0, start),
+        spot(low.at[arc.at], end, lower),
+        sheet,
+        { widest: THICKEST, apart: true },
+      ),
+    );
   own.forEach((token, i) => {
     box(
       frame,
@@ -377,7 +377,7 @@ async function map(frame: Frame): Promise<Drawn> {
     width,
     height,
     title: `Map of ${inText(headName(context))}`,
-    weights: true,
+    keys: state.pool === "max" ? 1 : 2 ** found.level,
     heads: headName(context),
     said: `Each row is a ${rows} and shows what it attends to; each column is a ${columns}.${pooled}`,
     rows: rowsOf(context, "map", state.layer, state.head, found),
@@ -502,7 +502,7 @@ async function heads(frame: Frame): Promise<Drawn> {
     title: "All heads",
     heads: "",
     rows,
-    weights: true,
+    keys: exact ? 1 : Math.ceil(J / text.layers[0].small[1]),
     said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.`,
   };
 }
@@ -621,7 +621,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
     title: "Alignment",
     heads: "",
     rows: table,
-    weights: true,
+    keys: 1,
     said: `${text.queries ? "Each row is a target word, each column a source word" : "Each row is a query, each column a key"}.${gold}${missing}`,
   };
 }
@@ -747,14 +747,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
     write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }),
   );
-  const key = ramp(
-    frame,
-    [
-      [0, counted(least)],
-      [1, counted(most)],
-    ],
-    name,
-  );
+  const key = legendInPoints(rangeLegend(frame.colors, least, most, name), SMALL);
   key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
   node.append(key.node);
   const title = `${capital(name)} of every head`;
@@ -767,14 +760,41 @@ async function statistics(frame: Frame): Promise<Drawn> {
     heads: "",
     said: `${title}${meaning ? `: ${meaning}` : ""}.`,
     rows,
-    weights: false,
+    keys: 0,
   };
 }
 
-export const DRAW: Record<string, (frame: Frame) => Promise<Drawn>> = {
+// What the view Compare shows: the words of two texts, or the maps of two heads
+
+async function compare(frame: Frame): Promise<Drawn[]> {
+  const { context } = frame;
+  const { state } = context;
+  const isMaps = !canCompareTexts(context) || isOfHeads(state);
+  const sides = isMaps
+    ? (await chosenSides(context)).map(({ place, text }) => ({ text, at: place }))
+    : (await textsOfFigure(context)).map(({ text, number, query }) => ({
+        text,
+        at: { text: number, query },
+      }));
+  const width = isMaps && frame.width > BESIDE ? (frame.width - 20) / 2 : frame.width;
+  return Promise.all(
+    sides.map(async ({ text, at }) => {
+      const own = { ...context, text, state: { ...state, ...at } };
+      const drawn = await (isMaps ? map : wordsWithArcs)({ ...frame, width, context: own });
+      const name = isMaps ? headName(own) : drawn.title;
+      const title = titled(`${name}: ${text.title}`, 0.84 * Math.max(width, drawn.width));
+      const rows = drawn.rows.map(([panel, ...rest]): Row => [`${panel}, ${text.title}`, ...rest]);
+      const heads = isMaps ? "" : drawn.heads; // the titles name them
+      return { ...drawn, title, heads, rows, said: `“${cut(text.title, 80)}”: ${drawn.said}` };
+    }),
+  );
+}
+
+export const DRAW: Record<string, (frame: Frame) => Promise<Drawn | Drawn[]>> = {
   words: wordsWithArcs,
   map,
   heads,
+  compare,
   alignment,
   statistics,
 };

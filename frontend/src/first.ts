@@ -5,23 +5,26 @@ import { cards, stateLink } from "./cards";
 import { headName, inText, strongest, type Context } from "./context";
 import { depthBar } from "./depth";
 import { queriesOf, type Lead, type Part } from "./data";
-import { actionButton, h, inPlace, joins, s, visible } from "./dom";
-import { percent } from "./format";
+import { actionButton, fill, h, hint, joins, s, visible } from "./dom";
+import { shown } from "./format";
+import { linkHeads } from "./link_heads";
 import { colorOfTold, toldLinks } from "./told_links";
 import { axesOf, nounOf } from "./labels";
 import { litImage } from "./lit_image";
 import { sentence } from "./parts";
-import { toLink, type State } from "./state";
+import type { State } from "./state";
 import { stepOf, within } from "./steps";
 import { wordNames } from "./word_names";
 
 const ARCS = 6; // of a layer
 const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around both ends of the link
 
-// The sentence stands above both columns of the overview, the rest in the first of them.
+// The sentence stands above both columns of the overview, its words in the first of them, and below them the rest. On a
+// phone the heads stand between the words and the rest.
 export interface First {
   heading: HTMLElement;
   element: HTMLElement;
+  rest: HTMLElement;
   key(event: KeyboardEvent): boolean;
   draw(): void;
   follow(): void;
@@ -29,6 +32,8 @@ export interface First {
   recolor(): void;
   close(): void;
 }
+
+const placeOf = ({ layer, head, query, key }: Lead) => ({ layer, head, query, key });
 
 // The ranges of tokens to show: all, or those around the given ones.
 export function ranges(size: number, around: number[]): [number, number][] {
@@ -47,14 +52,16 @@ export function ranges(size: number, around: number[]): [number, number][] {
 export function firstView(context: Context): First {
   const heading = h("div", { class: "lead-line" });
   const element = h("section", { class: "first", "aria-label": "What stands out" });
-  const about = h("p", { class: "hint" });
+  const rest = h("section", { class: "first-rest", "aria-label": "Findings" });
+  const [said, ranking] = [h("span", {}), h("ul", { class: "link-heads" })];
   let redraw: () => void = () => undefined;
   let arcsNow: () => Arc[] = () => [];
-  let shown: Lead | null = null; // the link whose head is chosen
   let lit = ""; // whose light is drawn on an image
-  let phrases: [HTMLAnchorElement, Lead][] = [];
   const observer = new ResizeObserver(() => redraw());
-  const depth = depthBar(context, () => redraw());
+  const depth = depthBar(context, () => {
+    redraw();
+    tellArcs();
+  });
 
   // Words in order; the spans of both sides by index. A word opens the view of its head.
   function line(
@@ -76,7 +83,7 @@ export function firstView(context: Context): First {
             dir: "auto",
             role: "option",
             "aria-selected": String(at === marked),
-            title: `${visible(tokens[at])} · ${at}: open it in Head`,
+            title: `${visible(tokens[at])} · ${at}: ${"key" in wordOf(at) ? "its link" : "what it attends to"}, in Head`,
             onclick: () => open(wordOf(at)),
           },
           visible(tokens[at]),
@@ -89,9 +96,13 @@ export function firstView(context: Context): First {
   }
 
   function open(word: Partial<State>) {
-    const { layer, head, query } = shown ?? context.state;
-    context.set({ view: "head", layer, head, query, ...word });
+    context.set({ view: "head", ...placeOf(chosenLink()), key: -1, ...word });
   }
+  // The link of the sentence that ends at a word.
+  const toldAt = (at: number) =>
+    toldLinks(context.text)
+      .filter(({ key }) => key === at)
+      .map(placeOf)[0];
 
   // Arrows move between the words of a list that has the focus; Enter opens the word.
   function key(event: KeyboardEvent): boolean {
@@ -121,10 +132,10 @@ export function firstView(context: Context): First {
       text.queries ? ranges(text.queries.length, [first.query]) : near,
       "The text",
       first.query,
-      (query) => ({ query }),
+      (query) => (text.queries ? undefined : toldAt(query)) ?? { query },
     );
     const [other, keys] = text.queries
-      ? line(text.tokens, near, "What it attends to", first.key, (key) => ({ key }))
+      ? line(text.tokens, near, "What it attends to", first.key, (key) => toldAt(key) ?? { key })
       : [null, queries];
     const arcs = s("svg", { class: "arcs", "aria-hidden": "true" });
     const told = toldLinks(text);
@@ -170,7 +181,7 @@ export function firstView(context: Context): First {
                   share: weight,
                   color: colorOfTold(link, told),
                   lift: 9 * number,
-                  title: `${headName(context, link.layer, link.head)}: ${percent(weight)}`,
+                  title: `${headName(context, link.layer, link.head)}: ${shown(weight)}`,
                 },
               ]
             : [],
@@ -179,23 +190,15 @@ export function firstView(context: Context): First {
     return h("div", { class: "lead-stage stage" }, arcs, own, other);
   }
 
-  // A phrase of the heading that tells a link chooses the head of this link, and thereby its arcs.
+  // A phrase of the heading that tells a link leads to it.
   function phrase(parts: Part[], link: Lead | undefined): (Node | string)[] {
     if (!link) return sentence(parts);
-    const found = h(
-      "a",
-      {
-        style: `--own:${colorOfTold(link, toldLinks(context.text))}`,
-        onclick: inPlace(() => {
-          context.set(placeOf(link));
-        }),
-      },
-      ...sentence(parts),
-    );
-    phrases.push([found, link]);
+    const view = isOfWords() ? "head" : "picture";
+    const found = stateLink(context, { view, ...placeOf(link) }, "phrase", ...sentence(parts));
+    found.style.setProperty("--own", colorOfTold(link, toldLinks(context.text)));
     return [found];
   }
-  const placeOf = ({ layer, head, query }: Lead) => ({ layer, head, query });
+  const isOfWords = () => nounOf(context.text) === "word";
 
   // The image under the links of the sentence, and under the chosen head if that is another one.
   function drawLit() {
@@ -217,53 +220,57 @@ export function firstView(context: Context): First {
     );
   }
 
-  // The arcs of the chosen head, if the heading tells one of its links; else those of the link that leads.
+  // The link of the chosen head, if the heading tells one of its links; else the link that leads.
+  function chosenLink(): Lead {
+    const { state, text } = context;
+    const told = toldLinks(text);
+    return told.find(({ layer, head }) => layer === state.layer && head === state.head) ?? told[0];
+  }
+
   function follow() {
     drawLit();
     drawDepth();
-    const { state, text } = context;
-    const found = toldLinks(text);
-    const link =
-      found.find(({ layer, head }) => layer === state.layer && head === state.head) ?? found[0];
-    for (const [each, of] of phrases) {
-      each.href = toLink({ ...state, ...placeOf(of) });
-      if (of === link) each.setAttribute("aria-current", "true");
-      else each.removeAttribute("aria-current");
-    }
-    if (!link || link === shown) return;
-    shown = link;
-    const place = placeOf(link);
-    const where = found
-      .map(({ layer, head }) => inText(headName(context, layer, head)))
-      .join(" and ");
-    const isWord = nounOf(text) === "word";
-    about.replaceChildren(
-      isWord ? "Arcs show what the word " : "Light falls on what the patch ",
-      h("i", { dir: "auto" }, visible(queriesOf(text)[link.query])),
-      ` attends to in ${where}${isWord ? `${found.length > 1 ? ", each in its color" : ""}: a thicker arc is a larger weight` : ""}. Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
-      ...(isWord
-        ? []
-        : [
-            stateLink(context, { ...place, view: "picture" }, "more", "Every patch of this head"),
-            " · ",
-          ]),
+  }
+
+  // Whose arcs are drawn: those of the heads of the sentence, or those of a layer.
+  function tellArcs() {
+    const { text } = context;
+    const told = toldLinks(text);
+    if (!told.length) return;
+    const where = depth.weights
+      ? inText(depth.layer())
+      : told.map(({ layer, head }) => inText(headName(context, layer, head))).join(" and ");
+    fill(
+      said,
+      isOfWords() ? "Arcs show what the word " : "Light falls on what the patch ",
+      h("i", { dir: "auto" }, visible(queriesOf(text)[told[0].query])),
+      ` attends to in ${where}`,
+      isOfWords() && told.length > 1 && !depth.weights && ", each in its color",
+      `${isOfWords() ? ": a thicker arc is a larger weight" : ""}. `,
+    );
+  }
+  const about = ({ query }: Lead) => {
+    const { text } = context;
+    const find = wordNames(queriesOf(text))[query];
+    return hint(
+      said,
+      `Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
       stateLink(
         context,
-        {
-          ...place,
-          view: "statistics",
-          table: "head",
-          find: wordNames(queriesOf(text))[link.query],
-        },
+        { view: "statistics", table: "head", find },
         "more",
         "All heads for “",
-        h("bdi", {}, visible(queriesOf(text)[link.query])),
+        h("bdi", {}, visible(queriesOf(text)[query])),
         "”",
       ),
-      " · ",
-      stateLink(context, { ...place, key: link.key, view: "head" }, "more", "Its map"),
     );
-    redraw();
+  };
+
+  async function rank() {
+    const { text } = context;
+    fill(ranking);
+    const lines = isOfWords() ? await linkHeads(context, toldLinks(text)) : [];
+    if (text === context.text) fill(ranking, ...lines);
   }
   const drawDepth = () => {
     depth.element.hidden = nounOf(context.text) === "patch" || context.text.layers.length < 2;
@@ -272,8 +279,6 @@ export function firstView(context: Context): First {
 
   function draw() {
     const { text } = context;
-    shown = null;
-    phrases = [];
     const { lead } = text;
     observer.disconnect();
     redraw = () => undefined;
@@ -283,7 +288,8 @@ export function firstView(context: Context): First {
       heading.replaceChildren(
         h("h1", { class: "lead-sentence" }, `Every head of ${text.model || "the model"}`),
       );
-      element.replaceChildren(found ?? "");
+      element.replaceChildren();
+      rest.replaceChildren(found ?? "");
       return;
     }
     const words = nounOf(text) === "patch" ? h("div", { class: "lit-images" }) : stage(lead);
@@ -303,10 +309,12 @@ export function firstView(context: Context): First {
           )
         : "",
     );
-    element.replaceChildren(
-      words,
+    tellArcs();
+    void rank();
+    element.replaceChildren(words, ranking);
+    rest.replaceChildren(
       depth.element,
-      about,
+      about(lead),
       text.cards?.length
         ? h(
             "p",
@@ -324,6 +332,7 @@ export function firstView(context: Context): First {
   return {
     heading,
     element,
+    rest,
     key,
     draw,
     follow,

@@ -37,12 +37,6 @@ export const inCell = (value: number): string => {
         : size.toFixed(2).slice(1);
   return value < 0 && digits ? `−${digits}` : digits;
 };
-// A share as findings.py writes it: "71 %"; 0 % and 100 % stand for nothing else.
-export const percent = (share: number): string => {
-  if (share === 0 || share === 1 || (share >= 0.005 && share < 0.995))
-    return `${Math.round(100 * share)} %`;
-  return share < 0.5 ? "less than 1 %" : "more than 99 %";
-};
 // A statistic in a cell: two digits after the point, none from 10 on.
 export const statisticInCell = (value: number): string =>
   value.toFixed(Math.abs(value) >= 10 ? 0 : 2);

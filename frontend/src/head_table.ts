@@ -7,7 +7,7 @@ import type { Head } from "./head_sets";
 import { label } from "./labels";
 import { placesOf, wordNames } from "./word_names";
 
-const [ROWS, PLACES] = [200, 8]; // rows at first, occurrences of a word that are searched
+const [ROWS, PLACES, LONG] = [200, 8, 40]; // rows at first, occurrences of a word that are searched, letters of a long name
 interface Link {
   query: number;
   key: number;
@@ -217,6 +217,7 @@ export function headTable(context: Context): HeadTable {
           {
             title,
             "data-column": column,
+            class: said.length > LONG ? "long" : null,
             "data-sorted": String(up || down),
             onclick: () => context.set({ table: nextSort(column, sort) }),
           },

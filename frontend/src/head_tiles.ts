@@ -38,6 +38,15 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
   const element = h("div", { class: "head-tiles" }, row, others);
   const fillTiles = tilesOfLayer(context, row, (...at) => tile(at));
 
+  let alone: Head | null = null;
+
+  // Not pointerenter: a tile that is drawn below a resting pointer is not pointed at.
+  function show(at: Head | null) {
+    if (at?.join() === alone?.join()) return;
+    alone = at;
+    preview(at);
+  }
+
   function tile(at: Head): HTMLButtonElement {
     const name = headName(context, ...at);
     const roles = rolesOf(context.text, ...at);
@@ -49,10 +58,10 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
         title: said,
         "aria-label": said,
         onclick: (event: MouseEvent) => choose(at, event.shiftKey),
-        onpointerenter: () => preview(at),
-        onpointerleave: () => preview(null),
-        onfocus: () => preview(at),
-        onblur: () => preview(null),
+        onpointermove: () => show(at),
+        onpointerleave: () => show(null),
+        onfocus: () => show(at),
+        onblur: () => show(null),
       },
       smallMap(context, ...at),
       roles.length > 0 && h("b", { class: "chip", "aria-hidden": "true" }, kinds[roles[0]].letter),
@@ -123,8 +132,8 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
             title: `Drop ${headName(context, ...at)}`,
             style: `--own:${colors.get(nameOfHead(at))}`,
             onclick: () => context.set({ heads: toggled(context, at) }),
-            onpointerenter: () => preview(at),
-            onpointerleave: () => preview(null),
+            onpointermove: () => show(at),
+            onpointerleave: () => show(null),
           },
           `${shortName(context.text.layers[at[0]], at[1])} ×`,
         ),

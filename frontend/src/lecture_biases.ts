@@ -2,7 +2,7 @@
 import * as Plot from "@observablehq/plot";
 import { SERIES } from "./color";
 import type { Context } from "./context";
-import { percent, plural } from "./format";
+import { shown, plural } from "./format";
 import { BIASES, slope, weightsByDistance } from "./formulas";
 import { dial, figure, names, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
 
@@ -51,7 +51,7 @@ const effects = {
   bias: () => SAID[chosen.bias](),
   heads: () => `${plural(chosen.heads, "head")}: each has a bias of its own.`,
   head: () =>
-    `Head ${head()}: the nearest ${plural(Math.min(NEAR, length()), "key")} have ${percent(share(NEAR))} of the weight.`,
+    `Head ${head()}: the nearest ${plural(Math.min(NEAR, length()), "key")} have ${shown(share(NEAR))} of the weight.`,
   power: () => `${plural(length(), "key")}: the query is the last of ${length()} tokens.`,
 };
 
@@ -85,7 +85,7 @@ export const biasLecture: Lecture = (context) =>
       ),
       figure(
         "Weights of the last query",
-        `All products q · k are equal, so only the bias decides. The nearest ${NEAR} keys have ${percent(share(NEAR))} of the weight.`,
+        `All products q · k are equal, so only the bias decides. The nearest ${NEAR} keys have ${shown(share(NEAR))} of the weight.`,
         line(context, "weight", weights(), SERIES[0], 0),
       ),
     ],

@@ -12,9 +12,10 @@ interface Legend {
   side?: number; // pixels beside the colors, and above them
   above?: number;
 }
+const LETTERS = 11; // pixels
 
 const word = (x: number, y: number, anchor: string, said: string) =>
-  s("text", { x, y, "font-size": 11, "text-anchor": anchor, fill: "currentColor" }, said);
+  s("text", { x, y, "font-size": LETTERS, "text-anchor": anchor, fill: "currentColor" }, said);
 
 export function legendOf({ said, color, ticks, side = 20, above = 0 }: Legend): SVGSVGElement {
   const left = Math.max(side, ...ticks.map(([, label]) => 3.6 * label.length)); // half of the longest number
@@ -57,12 +58,31 @@ const partOf = (uniform: number): string => {
 };
 const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
 
-// The colors of weights: a cell for exactly 0, the ramp, and where the weight of a uniform row is.
+// The legend on paper, with letters of a size in points.
+export function legendInPoints(legend: SVGSVGElement, letters: number) {
+  const times = letters / LETTERS;
+  const [x, y, width, height] = legend.getAttribute("viewBox")!.split(" ").map(Number);
+  for (const text of legend.querySelectorAll("text")) {
+    text.setAttribute("font-size", String(letters));
+    for (const way of ["x", "y"])
+      text.setAttribute(way, String(times * Number(text.getAttribute(way))));
+  }
+  const shapes = [...legend.children].filter((one) => one.tagName !== "text");
+  const node = s(
+    "g",
+    { class: "legend", transform: `translate(${-x * times},${-y * times})` },
+    s("g", { transform: `scale(${times})` }, ...shapes),
+    ...legend.querySelectorAll("text"),
+  );
+  return { node: s("g", {}, node), width: width * times, height: height * times };
+}
+
+// The colors of weights: a cell for exactly 0, the ramp, and where the weight of a uniform row is, if it has one (not 0).
 export function weightLegend(colors: Colors, { ticks, place, uniform }: Scale): SVGSVGElement {
-  const equal = `equal weights: ${partOf(uniform)} each`;
+  const equal = uniform ? `equal weights: ${partOf(uniform)} each` : "";
   const every = Math.ceil(ticks.length / 5);
   const figure = legendOf({
-    said: `Colors of a weight from 0 to 1; ${equal}`,
+    said: `Colors of a weight from 0 to 1${equal && `; ${equal}`}`,
     color: (share) => colors.of(share),
     ticks: ticks
       .filter((_, at) => (ticks.length - 1 - at) % every === 0)
@@ -71,6 +91,11 @@ export function weightLegend(colors: Colors, { ticks, place, uniform }: Scale): 
     above: 20,
   });
   const x = place(uniform) * WIDE;
+  const mark = s("path", {
+    class: "uniform",
+    d: `M${x - 4},-6L${x + 4},-6L${x},0Z`,
+    fill: "currentColor",
+  });
   const [at, anchor] = x < 60 ? [x - 5, "start"] : x > WIDE - 60 ? [x + 5, "end"] : [x, "middle"];
   figure.prepend(
     s("rect", {
@@ -84,10 +109,7 @@ export function weightLegend(colors: Colors, { ticks, place, uniform }: Scale): 
     }),
     word(10.5 - ZERO, 25, "middle", "0"),
   );
-  figure.append(
-    s("path", { class: "uniform", d: `M${x - 4},-6L${x + 4},-6L${x},0Z`, fill: "currentColor" }),
-    word(at, -9, anchor, equal),
-  );
+  if (equal) figure.append(mark, word(at, -9, anchor, equal));
   return figure;
 }
 

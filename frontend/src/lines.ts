@@ -2,7 +2,7 @@
 import { interval, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
 import { fill, h, hint, s, visible } from "./dom";
-import { percent } from "./format";
+import { shown } from "./format";
 import {
   byLayer,
   drawnApart,
@@ -190,7 +190,7 @@ export function linesMode(
     const [most] = strongest(outside, 1);
     return share < 0.05
       ? ""
-      : `${percent(share)} of the weight of “${visible(queries()[context.state.query])}” goes to words ` +
+      : `${shown(share)} of the weight of “${visible(queries()[context.state.query])}” goes to words ` +
           `that are not drawn, most to “${visible(context.text.tokens[most])}” (token ${most}).`;
   }
 

@@ -7,6 +7,6 @@ export const sentence = (parts: Part[]): (string | HTMLElement)[] =>
     kind === "token"
       ? h("b", { class: "token", dir: "auto" }, visible(text))
       : kind === "head"
-        ? strong(text)
-        : text.replaceAll(" %", "\u00a0%"),
-  ); // a number and its unit stay on one line
+        ? strong(text.replace(/ (?=\d+$)/, "\u00a0")) // "head 1" stays on one line
+        : text,
+  );

@@ -2,7 +2,7 @@
 import { inText, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
 import { h, strong, visible } from "./dom";
-import { percent, seconds, shown } from "./format";
+import { shown, seconds } from "./format";
 import { headsInWords } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
 
@@ -53,7 +53,7 @@ function sharesOfKinds(
   });
   const said = [...total]
     .filter(([, weight]) => weight > 0)
-    .map(([kind, weight]) => `${percent(weight)} on ${kind}`);
+    .map(([kind, weight]) => `${shown(weight)} on ${kind}`);
   return h("span", { class: "parts" }, `Of its weight, ${said.join(", ")}. `);
 }
 

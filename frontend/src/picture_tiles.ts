@@ -2,7 +2,7 @@
 import { headName, type Context } from "./context";
 import { layerLabel, layerName, type PicturePanel } from "./data";
 import { actionButton, choice, fill, h, hint } from "./dom";
-import { percent, shown } from "./format";
+import { shown } from "./format";
 import { coverOf, placeOf, shareOnScale, thumbnail } from "./patches";
 import type { PictureTokens } from "./picture_tokens";
 import { stepOf } from "./steps";
@@ -136,7 +136,7 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
     );
     coverOf(shares, panel.rows, panel.columns, state.cover, colors, found.querySelector("canvas")!);
     const share = tokens.shareOfPatches(values);
-    found.querySelector(".share")!.textContent = tokens.isTurned ? shown(share) : percent(share);
+    found.querySelector(".share")!.textContent = shown(share);
   }
 
   return {

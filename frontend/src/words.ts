@@ -1,5 +1,5 @@
 // Words: the text itself, colored by what a word attends to and what attends to it, with arcs.
-import { drawArcs, type Arc } from "./arcs";
+import { ARCS, drawArcs, widestOf, type Arc } from "./arcs";
 import { headName, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
 import { actionButton, h, hint, joins, s, strong, visible } from "./dom";
@@ -20,7 +20,7 @@ import type { Mode } from "./mode";
 import { movedBy, pairLine } from "./pair_line";
 import { within } from "./steps";
 
-const [SHOWN, ARCS] = [600, 5]; // words at a time; links drawn as arcs
+const SHOWN = 600; // words at a time
 interface Directions {
   attended: Float32Array | null;
   received: Float32Array | null;
@@ -163,7 +163,7 @@ export function wordsMode(
     if (mine !== turn || !spans.length) return;
     // Arcs and lists leave out what is far below the strongest weight.
     const most = (values: Float32Array | null) => values?.reduce((a, b) => Math.max(a, b), 0) ?? 0;
-    const norm = Math.max(Math.min(1, 10 / text.tokens.length), most(attended), most(received));
+    const norm = widestOf(text.tokens.length, most(attended), most(received));
     const keySpans = crossed()
       ? [...body.querySelectorAll<HTMLElement>(".words:not([role]) span")]
       : spans;

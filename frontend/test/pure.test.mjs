@@ -50,12 +50,7 @@ test("a cell has no zero before the point, and none where it would be .00", () =
   }
 });
 
-test("only 0 is 0 %, only 1 is 100 %", () => {
-  for (const share of drawn.filter((size) => size <= 1)) {
-    const written = page.percent(share);
-    if (written === "0 %" || written === "100 %") assert.ok(share === 0 || share === 1);
-    if (/^\d/.test(written)) assert.ok(Math.abs(parseInt(written, 10) - 100 * share) <= 0.5001);
-  }
+test("a count has its noun", () => {
   assert.equal(page.plural(1, "head"), "1 head");
   assert.equal(page.plural(12288, "query", "queries"), "12,288 queries");
 });

@@ -78,6 +78,12 @@ def opened(browser, address, width=1280, height=900, **options):
     assert not wrong, wrong
 
 
+def menu(page, act):
+    """Choose an action of the menu."""
+    page.get_by_role("button", name="Menu").click()
+    page.locator(".help-buttons").get_by_role("button", name=act).click()
+
+
 def settled(page):
     """The map, once all its tiles are there."""
     until(page, "document.querySelector('.map-box').dataset.waiting === '0'")

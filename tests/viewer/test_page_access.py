@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
+import regard as rg
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, texts
-from pages import idle, painted, until
+from pages import WORDS, idle, painted, until
+from regard.types import TextReading
+from regard.viewer import Sheet, write_page
 from regard.viewer.story import VIEWS
 
 pytest.importorskip("playwright.sync_api")
@@ -159,16 +163,88 @@ def test_views_are_links_and_a_key_skips_to_the_view(browser, file):
         until(page, "location.hash.startsWith('#statistics')")
 
 
-@pytest.mark.parametrize(("view", "most"), [("overview", 34), ("head", 28), ("head?way=lines", 26)])
-def test_a_view_has_few_controls_and_at_most_20_before_it(browser, file, view, most):
+#: Of some views: their controls, those before their first picture, and this picture.
+FEW = {
+    "overview": (34, 14, ".lead-stage"),
+    "head": (28, 17, ".head-words .stage"),
+    "head?way=lines": (26, 17, ".lines"),
+    "statistics": (34, 17, ".charts svg"),
+    "compare": (34, 17, ".pair .words"),
+    "whatif": (20, 14, ".pair .words"),
+}
+
+
+@pytest.mark.parametrize("view", FEW)
+def test_a_view_has_few_controls_before_its_first_picture(browser, file, view):
     """With the keyboard a group of buttons is one stop, in which arrows choose."""
-    count = """() => { const all = [...document.querySelectorAll('a[href], button, select, input, summary, [tabindex]')]
+    controls = "a[href], button, select, input, summary, [tabindex]"
+    count = """([controls, selector]) => { const all = [...document.querySelectorAll(controls)]
         .filter((one) => one.tabIndex >= 0 && one.offsetParent !== null && !one.disabled);
-        return [all.length, all.filter((one) => !one.closest('main')).length]; }"""
+        const picture = document.querySelector(selector);
+        const isBefore = (one) => picture.compareDocumentPosition(one) & 2 && !picture.contains(one);
+        return [all.length, all.filter(isBefore).length]; }"""
     with opened(browser, f"{file}#{view}", width=1440) as page:
         painted(page)
-        every, before = page.evaluate(count)
-        assert every <= most and before <= 20
+        most, first, picture = FEW[view]
+        page.wait_for_selector(picture)
+        every, before = page.evaluate(count, [controls, picture])
+        assert every <= most and before <= first
         page.locator(".scale [aria-pressed=true]").focus()
         page.keyboard.press("ArrowRight")
         until(page, "location.hash.includes('scale=log') && document.activeElement.textContent === 'Log'")
+
+
+def test_the_menu_has_what_is_secondary(browser, file):
+    """Theme, link, card and stories by the keyboard, in every view; the card where there is one."""
+    with opened(browser, f"{file}#overview") as page:
+        page.keyboard.press("?")
+        acts = page.locator(".help-buttons button").all_inner_texts()
+        assert acts == ["Copy link", "Save card", "Record a story", "Light or dark"]
+        page.keyboard.press("Tab")
+        page.locator(".help-buttons button", has_text="Light or dark").focus()
+        page.keyboard.press("Enter")
+        assert page.locator(".regard").get_attribute("data-theme") == "dark" and page.locator(".help").is_hidden()
+        page.keyboard.press("2")
+        page.wait_for_selector(".head-words .words")
+        page.keyboard.press("?")
+        assert "Save card" not in page.locator(".help-buttons button").all_inner_texts()
+
+
+# A phone
+
+CONTRAST = """(selector) => { const [one, ground] = [document.querySelector(selector), document.querySelector('.card')];
+    const light = (color) => { const parts = color.match(/[\\d.]+/g).map(Number);
+        const [r, g, b] = color.startsWith('color(') ? parts.slice(-3) : parts.map((part) => part / 255);
+        return [r, g, b].map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+            .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0); };
+    const style = [getComputedStyle(one).fill, getComputedStyle(ground).backgroundColor];
+    const both = style.map(light).sort((a, b) => b - a);
+    return (both[0] + 0.05) / (both[1] + 0.05); }"""
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_small_bars_are_seen_in_both_themes(browser, tmp_path, theme):
+    """They once had the color of a rule: 1.3 : 1 on a card of the dark theme."""
+    x = torch.zeros(1, 2, 12, 4)
+    x[..., 0, :] = 1
+    sheet = Sheet.of(TextReading.of("A sink", {"layers.0": rg.Attention()(9 + x, 4 * x, x).weights}, WORDS[:12]))
+    with opened(browser, write_page(tmp_path / "sink.html", [sheet]).as_uri(), color_scheme=theme) as page:
+        page.wait_for_selector(".card-picture rect")
+        assert page.evaluate(CONTRAST, ".card-picture rect:not(.marked)") >= 3
+
+
+def test_a_phone_has_room_for_numbers_heads_and_arcs(browser, file):
+    """A scroll bar lay over the numbers of tiles, columns beyond the screen made a tall empty head of the table."""
+    bottom = "one => { const box = one.getBoundingClientRect(); return box.top + box.height; }"
+    with opened(browser, f"{file}#head?query=9", width=390, height=844) as page:
+        until(page, "document.querySelectorAll('.stage .arcs path').length > 0")
+        row, tile = (page.locator(one).first.evaluate(bottom) for one in (".head-tiles-row", ".head-tile"))
+        assert row - tile >= 12
+        words = page.locator(".head-words .words")
+        line, height = words.evaluate(
+            "one => [parseFloat(getComputedStyle(one).lineHeight), one.querySelector('span').offsetHeight]"
+        )
+        assert line - height >= 30, "between two lines an arc has room"
+        page.goto(f"{file}#statistics?table=head&find=it")
+        page.wait_for_selector(".head-table tbody tr")
+        assert page.locator(".head-table thead").bounding_box()["height"] <= 80

@@ -15,7 +15,7 @@ from exact_maps import exact
 from pages import TEXT, WORDS, maps_of, reading, told, translation
 from regard.types import Role, RoleTable, TextReading
 from regard.viewer import Sheet, load_run, save_run
-from regard.viewer.findings import cards_of, joined, lead_of, percent, pronouns
+from regard.viewer.findings import cards_of, joined, lead_of, pronouns
 
 N = 12
 NAMES = [f"word{n}" for n in range(N)]
@@ -86,7 +86,7 @@ def test_the_pronoun_leads_with_its_strongest_link(seed):
     row = text.maps[f"layers.{layer}"].dense()[0, head, query]
     assert [key for key, _ in lead["links"]] == row.argsort(descending=True)[:5].tolist()
     np.testing.assert_allclose([value for _, value in lead["links"]], row.sort(descending=True).values[:5], rtol=1e-5)
-    place = f"In layer {layer}, head {head}, “it” puts {100 * weight:.0f} % of its weight on “{WORDS[key]}”"
+    place = f"In layer {layer}, head {head}, “it” puts {weight:.3f} of its weight on “{WORDS[key]}”"
     assert joined(lead["sentence"]).startswith(place)
     assert Sheet.of(text).about["start"] == {"layer": layer, "head": head, "query": query}
 
@@ -151,7 +151,7 @@ def test_the_same_word_in_another_head(seed):
     if float(dense.max()) < 0.3:
         assert found is None and lead["other"] is None and lead["heading"] == [[lead["sentence"], -1]]
         return
-    share = percent(float(dense.max()))
+    share = f"{float(dense.max()):.3f}"
     if head == lead["head"]:
         assert (found["state"]["head"], found["state"]["query"]) == (head, lead["query"])
         assert said(found).startswith(f"In layer 4, head {head}, “it” puts {share}") and lead["other"] is None
@@ -168,7 +168,7 @@ def test_the_same_word_in_another_head(seed):
         -1,
     ]
     assert told[1].startswith(f"“{WORDS[lead['key']]}”") and told[3].startswith(f"“{WORDS[key]}”")
-    assert told[1].endswith(f", {percent(lead['weight'])} in layer 4, head {lead['head']}")
+    assert told[1].endswith(f", {lead['weight']:.3f} in layer 4, head {lead['head']}")
     assert told[3].endswith(f", {share} in layer 4, head {head}")
 
 
@@ -212,8 +212,8 @@ def test_the_sink_is_the_key_with_most_weight_of_all():
     text = of([on(0, weight=0.7), drawn(1)[0]])
     found, dense = card(text, "sink"), text.maps["layers.4"].dense()[0].double()
     share = float(dense.mean((0, 1))[0])
-    assert said(found) == f"{100 * share:.0f} % of all weight goes to “word0”, the first token."
-    assert f"it would get {100 / N:.0f} %" in found["note"] and found["title"] == "Attention sink"
+    assert said(found) == f"{share:.3f} of all weight goes to “word0”, the first token."
+    assert f"it would get {1 / N:.3f}." in found["note"] and found["title"] == "Attention sink"
     np.testing.assert_allclose(found["bars"], dense.mean((0, 1)), rtol=1e-3)
     assert found["at"] == 0 and found["state"]["query"] == 0 and found["state"]["side"] == "in"
     assert card(of([on(5, weight=0.7), drawn(1)[0]]), "sink")["title"] == "Where most weight goes"
@@ -243,7 +243,7 @@ def test_a_previous_token_head_of_a_short_text():
     text = of([drawn(1)[0], rows])
     found = card(text, "previous")
     share = float(np.diag(text.maps["layers.4"].dense()[0, 1].numpy(), -1)[1:].mean())  # without the first as target
-    assert said(found) == f"L4.H1 puts {100 * share:.0f} % of its weight on the previous token."
+    assert said(found) == f"L4.H1 puts {share:.3f} of its weight on the previous token."
     assert found["heads"] == [[0, 1]] and found["state"] == {"view": "head", "layer": 0, "head": 1}
     assert "Not compared with shuffled words: that needs more than 25 tokens." in found["note"]
     shown = Sheet.of(text).about["layers"][0]["heads"][1]["values"]["previous"]
@@ -260,16 +260,16 @@ def test_a_role_is_told_if_it_was_earned():
     ]
     text = of(drawn(2), roles=earned)
     assert said(card(text, "induction")) == (
-        "L4.H0 puts 62 % of its weight on the token after an earlier occurrence of the current one."
+        "L4.H0 puts 0.620 of its weight on the token after an earlier occurrence of the current one."
     )
     note = card(text, "induction")["note"]
-    assert "On shuffled words: 8 %." in note and "1 more head has this role." in note
-    assert said(card(text, "positional")) == "L4.H1 puts 70 % of its weight on the token 3 places before."
+    assert "On shuffled words: 0.080." in note and "1 more head has this role." in note
+    assert said(card(text, "positional")) == "L4.H1 puts 0.700 of its weight on the token 3 places before."
     note = card(text, "positional")["note"]
-    assert "By position, not by content: 60 % on shuffled words too; by chance 10 %." in note
-    assert "On shuffled words: 60 %" not in note, "for a role of position an equal score is no refutation"
+    assert "By position, not by content: 0.600 on shuffled words too; by chance 0.100." in note
+    assert "On shuffled words: 0.600" not in note, "for a role of position an equal score is no refutation"
     rare = of(drawn(2), roles=[Role("previous", 4, 1, 0.81, 0.79, True, 0.002, 400)])
-    assert "79 % on shuffled words too; by chance 0.2 %." in card(rare, "previous")["note"]
+    assert "0.790 on shuffled words too; by chance 0.002." in card(rare, "previous")["note"]
     assert card(text, "duplicate") is None
     assert card(told(reading()), "previous")["state"] == {"view": "head", "layer": 1, "head": 1}
 

@@ -9,6 +9,7 @@ import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
+import torch
 
 from figure_files import chunks, media_box, pdf_text
 from page_browser import NEEDS_CHROMIUM, browser, file, opened, server, texts
@@ -141,12 +142,61 @@ def test_the_print_of_a_view_is_its_figure(browser, address, request):
             assert content.count(b"/Type /Page\n") == 1
             text = pdf_text(content)
             assert text is None or ("attends to" in text and "Overview" not in text)
-        page.keyboard.press("4")  # a view without a figure prints in the light theme
-        page.wait_for_selector(".view-compare")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.locator(".regard").get_attribute("data-theme") == "light"
-        page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert page.locator(".regard").get_attribute("data-theme") is None
+
+
+def panels_of(page):
+    """The rows of the CSV of the figure that is shown, by panel."""
+    found = {}
+    for row in csv.DictReader(io.StringIO(saved(page, "CSV").decode("utf-8-sig"))):
+        found.setdefault(row["panel"], []).append(row)
+    return found
+
+
+def test_the_figure_of_a_comparison_has_both_sides(browser, file, texts):
+    """It once had the words and the map of the first text alone."""
+    maps = [weights.dense()[0] for weights in texts["short"].maps]
+    with opened(browser, f"{file}#compare?text=0&other=4&layer=1&head=2&query=9") as page:
+        painted(page)
+        page.get_by_role("button", name="Figure", exact=True).click()
+        until(page, "document.querySelectorAll('.figure-paper [data-panel=compare]').length === 2")
+        found = panels_of(page)
+        assert list(found) == ["words, Short", "words, Curves"]
+        for rows in found.values():  # two readings of the same maps
+            assert [row["query token"] for row in rows] == ["it"] * 15 or [int(row["query"]) for row in rows] == [
+                9
+            ] * 15
+            np.testing.assert_allclose([float(row["value"]) for row in rows], maps[1][2, 9], rtol=2e-5)
+        page.goto(f"{file}#compare?pair=heads&pins=0.0.1,0.1.2&figure=compare")
+        until(page, "document.querySelectorAll('.figure-paper [data-panel=compare]').length === 2")
+        until(page, "document.querySelector('.figure-paper')?.textContent.includes('Layer 1, head 2: Short')")
+        rows = panels_of(page)["map, Short"]
+        ours = torch.stack([maps[0][1], maps[1][2]]).flatten()
+        np.testing.assert_allclose([float(row["value"]) for row in rows], ours, rtol=2e-5, atol=1e-7)
+
+
+def test_paper_has_the_legend_and_the_arcs_of_the_screen(browser, file):
+    """The figure once had a legend without the mark of equal weights, and drew arcs by another rule."""
+    count = "selector => document.querySelectorAll(selector).length"
+    for query in (3, 9):
+        with opened(browser, f"{file}#head?query={query}&side=out") as page:
+            until(page, "document.querySelectorAll('.stage .arcs path').length > 0")
+            page.keyboard.press("f")
+            until(page, "document.querySelectorAll('.figure-paper .legend text').length > 0")
+            screen, paper = (
+                page.locator(f"{place} .legend text").all_text_contents() for place in (".scale", ".figure-paper")
+            )
+            assert paper == screen and any("equal weights: 1/15" in each for each in paper)
+            on_screen = page.evaluate(count, ".stage .arcs path")
+            on_paper = page.locator(".figure-paper [data-panel=words] path.arc").evaluate_all(
+                "all => all.map((one) => Number(one.getAttribute('stroke-width')))"
+            )
+            assert len(on_paper) == on_screen
+            widths = page.locator(".stage .arcs path").evaluate_all(
+                "all => all.map((one) => Number(one.getAttribute('stroke-width')))"
+            )
+            np.testing.assert_allclose(
+                np.array(sorted(on_paper)) / max(on_paper), np.array(sorted(widths)) / max(widths), atol=0.01
+            )
 
 
 def test_gold_links_and_the_order_of_heads_are_in_the_figure(browser, file):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from urllib.parse import parse_qs
 
 import pytest
 import torch
 from PIL import Image
 
 import regard as rg
-from page_browser import NEEDS_CHROMIUM, address, browser, file, opened, server, texts
+from page_browser import NEEDS_CHROMIUM, address, browser, file, menu, opened, server, texts
 from pages import WORDS, maps_of, reading, translation, until
 from regard.types import TextReading
 from regard.viewer import Sheet, write_page
@@ -56,49 +57,81 @@ def test_the_page_opens_with_the_finding(browser, address, texts):
         told = [link for link in (about["lead"], about["lead"]["other"]) if link]
         drawn = [key for link in told for key, weight in link["links"] if weight >= 0.03 and key != link["query"]]
         until(page, f"document.querySelectorAll('.lead-stage .arcs path').length === {len(drawn)}")
-        for number, link in enumerate([link for link in (about["lead"]["other"], about["lead"]) if link]):
-            phrases = page.locator(".lead-sentence a")
-            assert phrases.count() == (2 if about["lead"]["other"] else 0)
-            if phrases.count():
-                phrases.nth(1 - number).click()
-                until(page, f"location.hash.includes('layer={link['layer']}&head={link['head']}')")
-                assert page.url.endswith(phrases.nth(1 - number).get_attribute("href"))
-                assert phrases.nth(1 - number).get_attribute("aria-current") == "true"
+        phrases = page.locator(".lead-sentence a").evaluate_all("all => all.map((one) => one.getAttribute('href'))")
+        assert len(phrases) == (2 if about["lead"]["other"] else 0)
+        for link, phrase in zip(told, phrases, strict=False):
+            assert phrase.startswith("#head?") and places(phrase) == {name: link[name] for name in PLACE}
         assert page.locator(".identity summary").inner_text().split("\n") == ["2 layers × 3 heads", "15 tokens"]
         names = page.locator("[role=gridcell]").evaluate_all("all => all.map((one) => one.title.split(':')[0])")
         assert names == [f"L{layer}.H{head}" for layer in range(2) for head in range(3)]
         assert "rows attend" in plain(page, ".key-rows") and "columns are attended to" in plain(page, ".key-columns")
-        assert about["lead"]["left_out"] in plain(page, ".first > .hint")
+        assert about["lead"]["left_out"] in plain(page, ".first-rest > .hint:not(.depth-said)")
         page.get_by_role("link", name="All heads for “it”").click()
         until(
             page, "document.querySelector('.charts-table')?.textContent.includes('What “it” attends to in each head')"
         )
-        page.go_back()
-        page.wait_for_selector(".lead-sentence")
-        page.get_by_role("link", name="Its map").click()
-        page.wait_for_selector(".map-box")
-        lead = about["lead"]
-        for name in ("layer", "head", "query", "key"):
-            assert re.search(rf"[?&]{name}={lead[name]}(&|$)", page.url) or lead[name] == 0
 
 
-def test_a_word_of_the_sentence_opens_it_in_the_text_of_the_drawn_head(browser, file, texts):
-    lead = texts["short"].about["lead"]
-    opens = "state => document.querySelector('.words') !== null && location.hash.startsWith('#head') && state.every("
-    opens += "([name, value]) => Number(new URLSearchParams(location.hash.split('?')[1]).get(name) ?? 0) === value)"
-    head = [["layer", lead["layer"]], ["head", lead["head"]]]
-    with opened(browser, file) as page:
-        word = page.locator(".lead-words span").nth(2)
-        assert word.evaluate("one => getComputedStyle(one).cursor") == "pointer"
-        word.click()
-        until(page, opens, [*head, ["query", 2]])
+PLACE = ("layer", "head", "query", "key")
+
+
+def places(address):
+    """The layer, the head and the link that an address names."""
+    found = parse_qs(address.partition("?")[2])
+    return {name: int(found.get(name, ["-1" if name == "key" else "0"])[0]) for name in PLACE}
+
+
+def test_a_word_opens_its_link_if_the_sentence_tells_one_and_else_what_it_attends_to(browser, wide):
+    """A click on the key of a told link once opened the row of the key."""
+    link, lead = wide
+    told = {one["key"]: {name: one[name] for name in PLACE} for one in (lead, lead["other"])}
+    with opened(browser, link) as page:
+        assert page.locator(".lead-words span").nth(2).evaluate("one => getComputedStyle(one).cursor") == "pointer"
+        for at in [*told, next(at for at in range(15) if at not in told)]:
+            page.locator(".lead-words span").nth(at).click()
+            page.wait_for_selector(".head-words .words")
+            wanted = told.get(at, {"layer": lead["layer"], "head": lead["head"], "query": at, "key": -1})
+            assert "#head" in page.url and places(page.url) == wanted
+            page.go_back()
+            page.wait_for_selector(".lead-words")
+        phrase = page.locator(".lead-sentence a").nth(1)
+        phrase.click()
+        until(page, "document.querySelector('.head-words .chosen-pair')?.textContent")
+        assert places(page.url) == told[lead["other"]["key"]], "the click is answered where the reader looks"
         page.go_back()
         page.wait_for_selector(".lead-words")
         page.locator(".lead-words").focus()
         page.keyboard.press("ArrowLeft")
-        assert page.locator(".lead-words [aria-selected=true]").inner_text() == WORDS[lead["query"] - 1]
+        at = lead["query"] - 1
+        assert page.locator(".lead-words [aria-selected=true]").inner_text() == WORDS[at]
         page.keyboard.press("Enter")
-        until(page, opens, [*head, ["query", lead["query"] - 1]])
+        until(page, "location.hash.startsWith('#head')")
+        assert places(page.url)["query"] == (lead["query"] if at in told else at)
+
+
+def test_the_sentence_names_the_next_heads_of_each_link(browser, wide):
+    """Of MiniLM one head puts 0.677 on "animal", another 0.673: the first screen told of one."""
+    link, lead = wide
+    rows = torch.stack([weights.dense()[0, :, lead["query"]] for weights in wide_maps().values()])  # (L, H, J)
+    with opened(browser, link, width=1440, height=900) as page:
+        page.wait_for_selector(".link-heads li")
+        for line, one in zip(page.locator(".link-heads li").all(), (lead, lead["other"]), strict=True):
+            best = rows[:, :, one["key"]].flatten().topk(4)
+            heads = [
+                f"L{at // 12}.H{at % 12} {weight:.3f}"
+                for at, weight in zip(*[t.tolist() for t in best][::-1], strict=True)
+            ]
+            assert " ".join(line.inner_text().split()) == f"it → {WORDS[one['key']]}: {', '.join(heads)}"
+            assert line.bounding_box()["y"] < 500
+        number = page.locator(".lead-sentence").inner_text()
+        assert f"{lead['weight']:.3f}" in number and "%" not in number, "one format of numbers"
+
+
+def test_a_phone_shows_every_head_on_its_first_screen(browser, wide):
+    with opened(browser, wide[0], width=390, height=844) as page:
+        page.wait_for_selector(".link-heads li")
+        box = page.locator(".heads").bounding_box()
+        assert box["y"] + box["height"] <= 844 and page.locator("[role=gridcell]").count() == 72
 
 
 def test_cards_say_the_sentences_of_the_api_and_lead_to_their_place(browser, sink):
@@ -168,6 +201,10 @@ def test_the_scrubber_shows_the_mean_of_each_layer(browser, sink):
             until(page, "said => document.querySelector('.depth-said').textContent.endsWith(said)", said)
             assert plain(page, ".depth-said").startswith(f"Layer {layer}, mean of 24 heads: {tokens[query]} →")
             assert plain(page, ".at-depth [role=rowheader]") == f"L{layer}"
+            said = plain(page, ".first-rest .hint:not(.depth-said)")
+            assert f"in layer {layer}, mean of 24 heads: a thicker arc" in said, (
+                "the text is of the arcs that are drawn"
+            )
         page.wait_for_timeout(1000)
         assert "depth=2" in page.url, "nothing plays"
         slider.press("Home")
@@ -180,13 +217,13 @@ def test_a_card_is_saved_and_the_link_is_copied(browser, sink, tmp_path):
     with opened(browser, link, accept_downloads=True) as page:
         page.context.grant_permissions(["clipboard-read", "clipboard-write"])
         with page.expect_download() as saved:
-            page.get_by_role("button", name="Save card").click()
+            menu(page, "Save card")
         picture = Image.open(saved.value.path())
         assert picture.format == "PNG" and picture.size == (1200, 675)
         colors = {color for _, color in picture.convert("RGB").getcolors(1 << 20)}
         assert (252, 251, 248) in colors and len(colors) > 200, "paper, and the maps of the heads"
-        page.get_by_role("button", name="Copy link").click()
-        until(page, "document.querySelector('.share .hint').textContent === 'The link is copied.'")
+        menu(page, "Copy link")
+        until(page, "document.querySelector('.help .hint').textContent === 'The link is copied.'")
         assert page.evaluate("navigator.clipboard.readText()") == page.url
 
 
@@ -243,15 +280,19 @@ def test_warnings_fold_and_missing_roles_have_their_reason(browser, file, texts)
         until(page, "document.querySelector('.beside').textContent.includes('Roles need a text with more than 25')")
 
 
-@pytest.fixture(scope="module")
-def wide(tmp_path_factory):
-    """A model of 6 layers with 12 heads, as the one of the demo, and a sentence about two of them."""
+def wide_maps():
     torch.manual_seed(3)
     maps = {}
     for layer in range(6):
         q, k = 2 * torch.randn(1, 12, len(WORDS), 8), 2 * torch.randn(1, 12, len(WORDS), 8)
         maps[f"layers.{layer}"] = rg.Attention()(q, k, k).weights
-    sheet = Sheet.of(TextReading.of("A sentence", maps, WORDS, model="small"))
+    return maps
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory):
+    """A model of 6 layers with 12 heads, as the one of the demo, and a sentence about two of them."""
+    sheet = Sheet.of(TextReading.of("A sentence", wide_maps(), WORDS, model="small"))
     return write_page(tmp_path_factory.mktemp("told") / "index.html", [sheet]).as_uri(), sheet.about["lead"]
 
 

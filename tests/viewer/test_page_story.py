@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from page_browser import NEEDS_CHROMIUM, axe_violations, browser, opened, texts
+from page_browser import NEEDS_CHROMIUM, axe_violations, browser, menu, opened, texts
 from pages import served, until
 from regard.viewer import Step, Story, write_page
 
@@ -57,7 +57,7 @@ def test_every_step_is_its_view_in_a_file_and_from_a_server(browser, texts, tmp_
 def test_each_step_shows_its_view_above_the_bar_of_a_phone(browser, texts, tmp_path):
     address = write_page(tmp_path / "index.html", list(texts.values()), STORY).as_uri()
     with opened(browser, address, width=390, height=844) as page:
-        page.get_by_role("button", name="Take the tour (3 steps)").click()
+        menu(page, "Take the tour")
         for subject, step in zip((".words", ".map-box", ".lead-words"), STORY.steps, strict=True):
             until(page, "said => document.querySelector('.step')?.textContent.endsWith(said)", step.sentence)
             page.wait_for_selector(subject)
@@ -105,7 +105,7 @@ def test_a_story_is_recorded_edited_kept_and_saved_as_one_file(browser, texts, t
             page.get_by_role("button", name="Save as one page").click()
         saved.value.save_as(tmp_path / "story.html")
     with opened(browser, (tmp_path / "story.html").as_uri()) as page:
-        page.get_by_role("button", name="Tour", exact=True).click()
+        menu(page, "Mine")
         page.get_by_role("button", name="Next", exact=True).click()
         until(page, "document.querySelector('.step').textContent.endsWith('Second </script><!--')")
     # But for the story and white space it is the page that Python writes.
@@ -124,7 +124,7 @@ def test_a_story_prints_one_view_a_page(browser, texts, tmp_path):
     context.add_init_script("window.print = () => { window.printed = true }")
     page = context.new_page()
     page.goto(address)
-    page.get_by_role("button", name="Tour", exact=True).click()
+    menu(page, "Take the tour")
     page.get_by_role("button", name="Print").click()
     until(page, "window.printed === true")
     sections = page.locator(".story-pages > section")

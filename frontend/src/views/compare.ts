@@ -6,9 +6,10 @@ import { fill, h, segments } from "../dom";
 import type { View } from "../registry";
 import type { State } from "../state";
 
-const isOfHeads = ({ pair, pins }: State) => (pair || (pins ? "heads" : "texts")) === "heads";
+export const isOfHeads = ({ pair, pins }: State) =>
+  (pair || (pins ? "heads" : "texts")) === "heads";
 
-export const view: View = { place: 4, make: compareView, hasNoHead: isOfHeads };
+export const view: View = { place: 4, make: compareView, figure: "compare", hasNoHead: isOfHeads };
 
 function compareView(context: Context): Panel {
   const [tools, body] = [h("div", { class: "tools" }), h("div", {})];

@@ -14,6 +14,7 @@ import { headGrid, type HeadGrid } from "../head_grid";
 import { lineGrid } from "../line_grid";
 import { axesOf, label, nounOf } from "../labels";
 import type { View } from "../registry";
+import { START } from "../state";
 import { isPair, pairChoice } from "../sentences";
 import { smallMap } from "../small_map";
 import { warningList } from "../warning_list";
@@ -30,20 +31,12 @@ function overview(context: Context): Panel {
   const typed = context.source.common.live_model
     ? typedPanel(context, (text) => context.set({ text }), true)
     : null;
-  const said = h("p", { class: "hint", role: "status" });
-  const share = h(
-    "div",
-    { class: "share" },
-    context.isOwn && actionButton({ onclick: () => copyLink() }, "Copy link"),
-    actionButton({ onclick: () => saveCard() }, "Save card"),
-    said,
-  );
   const [head, rest] = [h("div", { class: "chosen-head" }), h("div", {})];
   const beside = h("aside", { class: "beside", "aria-label": "The chosen head" }, head, rest);
   const element = h(
     "div",
     { class: "overview-page" },
-    h("div", { class: "lead-row" }, first.heading, share),
+    first.heading,
     typed?.element,
     h(
       "div",
@@ -57,6 +50,7 @@ function overview(context: Context): Panel {
         gridBox,
         key,
       ),
+      first.rest,
     ),
     beside,
   );
@@ -67,18 +61,7 @@ function overview(context: Context): Panel {
     const name = `${context.text.title} card`;
     const svg = new XMLSerializer().serializeToString(figure);
     download(await pngBlob(svg, ...CARD), fileName(name, "png"));
-    told("The card is saved.");
-  }
-  async function copyLink() {
-    await navigator.clipboard?.writeText(location.href).then(
-      () => told("The link is copied."),
-      () => told(location.href),
-    );
-    if (!navigator.clipboard) told(location.href);
-  }
-  function told(message: string) {
-    said.textContent = message;
-    context.tell(message);
+    context.tell("The card is saved.");
   }
 
   function drawGrid() {
@@ -108,35 +91,43 @@ function overview(context: Context): Panel {
     );
     if (drawnAs === "lines")
       return fill(tools, heads, isPair(context) && pairChoice(context), meansOnly(context));
+    const isPlain = state.color === START.color && state.sort === START.sort;
+    const open = !isPlain || (tools.querySelector("details")?.open ?? false);
     fill(
       tools,
       heads,
-      choice(
-        "Color by",
-        state.color,
-        [
-          ["weights", "weights only"],
-          ["role", "role"],
-          ...Object.keys(values).map((name): [string, string] => [
-            name,
-            label(source.common, name),
-          ]),
-        ],
-        (color) => context.set({ color }),
-      ),
-      choice(
-        "Order",
-        state.sort,
-        [
-          ["layer", "layer by layer"],
-          ["down", "highest first"],
-          ["up", "lowest first"],
-        ],
-        (sort) =>
-          context.set({
-            sort,
-            color: sort === "layer" || state.color in values ? state.color : Object.keys(values)[0],
-          }),
+      h(
+        "details",
+        { class: "color-order", open },
+        h("summary", {}, "Color and order"),
+        choice(
+          "Color by",
+          state.color,
+          [
+            ["weights", "weights only"],
+            ["role", "role"],
+            ...Object.keys(values).map((name): [string, string] => [
+              name,
+              label(source.common, name),
+            ]),
+          ],
+          (color) => context.set({ color }),
+        ),
+        choice(
+          "Order",
+          state.sort,
+          [
+            ["layer", "layer by layer"],
+            ["down", "highest first"],
+            ["up", "lowest first"],
+          ],
+          (sort) =>
+            context.set({
+              sort,
+              color:
+                sort === "layer" || state.color in values ? state.color : Object.keys(values)[0],
+            }),
+        ),
       ),
       state.color in values &&
         hint(
@@ -250,6 +241,7 @@ function overview(context: Context): Panel {
 
   return {
     element,
+    acts: [["Save card", () => void saveCard()]],
     update(before) {
       const { state } = context;
       const isNew = isGridNew(

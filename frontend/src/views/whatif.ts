@@ -3,7 +3,7 @@ import { attributionPanel } from "../attribution";
 import { comparedTexts } from "../compare_texts";
 import type { Context, Panel } from "../context";
 import type { Text } from "../data";
-import { h } from "../dom";
+import { h, hint } from "../dom";
 import { knockOut } from "../knock_out";
 import type { View } from "../registry";
 import { typedPanel } from "../typed";
@@ -17,7 +17,6 @@ export const view: View = {
   make: whatIfView,
   figure: "words,map",
   keys: [["k", "knock out the chosen link"]],
-  hasTab: ({ source, text }) => Boolean(source.common.live_model ?? questionOf(text)),
 };
 
 function whatIfView(context: Context): Panel {
@@ -28,10 +27,19 @@ function whatIfView(context: Context): Panel {
   const [knocked, why] = [knockOut(context), attributionPanel(context)];
   const between = h("div", { class: "answer" }, knocked.effect, why.found);
   const texts = comparedTexts(context, { between, answered });
+  const needs = hint(
+    "What if asks the model: another text, a link, head or word knocked out, or why a token is predicted. This page has no " +
+      "model. To ask it, run ",
+    h("code", {}, "regard view --model NAME"),
+    "; to save an answer in a page, ",
+    h("code", {}, 'regard analyze TEXT --save DIR --knock-out "L2.H1: it -> animal"'),
+    ".",
+  );
   const element = h(
     "div",
     { class: "what-if" },
     typed?.element,
+    needs,
     knocked.element,
     why.element,
     texts.element,
@@ -42,6 +50,7 @@ function whatIfView(context: Context): Panel {
     const { text } = context;
     const own = questionOf(text) ? text : answer;
     const of = own && questionOf(own)?.of;
+    needs.hidden = Boolean(source.common.live_model ?? own);
     typed?.update(of ? null : answer);
     for (const each of [knocked, why]) each.draw(of === text.title || own === text ? own : null);
   }

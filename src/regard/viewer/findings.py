@@ -37,15 +37,13 @@ def token(reading: TextReading, at: int, query: bool = False) -> list[Part]:
     return [part] if tokens.count(tokens[at]) < 2 else [part, [f" (token {at})", PLAIN]]
 
 
-def percent(share: float) -> str:
-    """A share as a rounded percentage; 0 % and 100 % stand for nothing else.
+def number(value: float) -> str:
+    """A weight or a share with three digits after the point, as the page writes all of them.
 
-    >>> percent(0.713), percent(0.999), percent(0.002), percent(1.0)
-    ('71 %', 'more than 99 %', 'less than 1 %', '100 %')
+    >>> number(0.7149), number(0.9999), number(0.0002), number(0.0)
+    ('0.715', '1.000', '<0.001', '0')
     """
-    if share in (0, 1) or 0.005 <= share < 0.995:
-        return f"{100 * share:.0f} %"
-    return "less than 1 %" if share < 0.5 else "more than 99 %"
+    return "<0.001" if 0 < value < 0.0005 else f"{value:.3f}" if value else "0"
 
 
 def layer_name(layer: LayerProfile) -> str:
@@ -140,7 +138,7 @@ def _clause(reading: TextReading, link: dict[str, Any]) -> list[Part]:
     """A part of the heading: the key of a link, its weight, and where it is."""
     layer = reading.profile.layers[link["layer"]]
     place = f"{layer_name(layer)}, head {link['head']}"
-    return [*token(reading, link["key"]), [f", {percent(link['weight'])} in ", PLAIN], [place, HEAD]]
+    return [*token(reading, link["key"]), [f", {number(link['weight'])} in ", PLAIN], [place, HEAD]]
 
 
 def pronouns(profile: ModelProfile) -> list[int]:
@@ -232,7 +230,7 @@ def _sentence(reading: TextReading, place: str, link: Link, weight: float, of: s
         [place, HEAD],
         [", ", PLAIN],
         *token(reading, link.query, query=True),
-        [f" puts {percent(weight)} of its {of} on ", PLAIN],
+        [f" puts {number(weight)} of its {of} on ", PLAIN],
         *token(reading, link.key),
         [".", PLAIN],
     ]
@@ -367,9 +365,9 @@ def _role(
 
 def _control(role: Role) -> str:
     """What a role scores without its text: heads of a position must keep their score, others must lose it."""
-    chance = f"{100 * role.chance:.1f} %" if 0.0005 <= role.chance < 0.01 else percent(role.chance)
-    by_position = f"By position, not by content: {percent(role.null)} on shuffled words too; by chance {chance}."
-    return f"On shuffled words: {percent(role.null)}." if role.kind in CONTENT else by_position
+    null, chance = number(role.null), number(role.chance)
+    by_position = f"By position, not by content: {null} on shuffled words too; by chance {chance}."
+    return f"On shuffled words: {null}." if role.kind in CONTENT else by_position
 
 
 def _target(role: Role) -> str:
@@ -383,7 +381,7 @@ def _target(role: Role) -> str:
 def _share_sentence(reading: TextReading, head: HeadValue, target: str) -> list[Part]:
     """The sentence that a head puts a share (its value) of its weight on a target."""
     of = weight_of(reading.profile.layers[_at(reading, head)[0]])
-    return [[_name(reading, head), HEAD], [f" puts {percent(head.value)} of its {of} on {target}.", PLAIN]]
+    return [[_name(reading, head), HEAD], [f" puts {number(head.value)} of its {of} on {target}.", PLAIN]]
 
 
 def nearby(reading: TextReading) -> Iterator[Card]:
@@ -428,8 +426,8 @@ def sink(reading: TextReading) -> Iterator[Card]:
     yield Card(
         "sink",
         "Attention sink" if rests else "Where most weight goes",
-        [[f"{percent(share)} of all weight goes to ", PLAIN], *token(reading, key), [f"{where}.", PLAIN]],
-        f"Mean of all heads, over all words. If all weights were equal, it would get {most}{percent(even)}.",
+        [[f"{number(share)} of all weight goes to ", PLAIN], *token(reading, key), [f"{where}.", PLAIN]],
+        f"Mean of all heads, over all words. If all weights were equal, it would get {most}{number(even)}.",
         state,
         bars=[float(f"{value:.4g}") for value in _binned(shares)],
         at=key * min(len(shares), NUM_BARS) // len(shares),
