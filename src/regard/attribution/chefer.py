@@ -39,6 +39,7 @@ def chefer(request: AttributionRequest) -> MethodResult:
     calls = list(run.calls.values())
     batches = range(calls[0].weights.shape[0])
     if any(call.part == "cross" for call in calls):
+        _refuse_without_encoder(calls)
         rows = [_encoder_decoder(calls, maps, b) for b in batches]
         relevance = {text: torch.cat([row[text] for row in rows]).cpu() for text in (INPUT, DECODER)}
     else:
@@ -75,6 +76,16 @@ def _refuse_parallel(run: TracedRun) -> None:
         raise RegardError(
             f"attribute(method='chefer'): relevance passes through layers one after the other, and {parallel[0]} and "
             f"{parallel[1]} are in one block. method='weight-gradient' reads both."
+        )
+
+
+def _refuse_without_encoder(calls: Sequence[TracedCall]) -> None:
+    """Refuse a decoder that reads given states (`encoder_hidden_states`): relevance needs the tokens behind them."""
+    if not any(call.part == "encoder" for call in calls):
+        raise RegardError(
+            "attribute(method='chefer'): the model has cross-attention, and no attention of an encoder ran, so it is "
+            "not known from which tokens its keys are. Give the inputs of the encoder too, or use "
+            "method='weight-gradient'."
         )
 
 

@@ -202,7 +202,7 @@ def _checked_ids(operation: str, ids: Tensor) -> Tensor:
 
 
 def _repeated(value: Any, count: int) -> Any:
-    """A tensor of one batch entry as a view with `count` entries; any other value as it is."""
+    """A tensor of one batch entry, copied to `count` entries; any other value as it is."""
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
-        return value.expand(count, *value.shape[1:])
+        return value.expand(count, *value.shape[1:]).contiguous()  # models may call .view on what they read
     return value
