@@ -111,8 +111,9 @@ def reading_rows(call: TracedCall, batch: int) -> Tensor:
 
 
 def _one_text(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> Tensor:
-    """The relevance (1, n) of the tokens of one text: the row of R at the target's position, without the 1 of the token
-    itself.
+    """The relevance (1, n) of the tokens of one text: the row of R at the target's position, without the token's own 1.
+
+    `calls`, `maps` and `batch` are those of `_encoder_decoder`.
     """
     start = reading_rows(calls[-1], batch)
     return _rows_times_relevance(start, [maps[call.name] for call in calls], batch) - start
@@ -138,7 +139,9 @@ def _row_sums(maps: Sequence[AttentionMap], batch: int) -> Tensor:
 
 
 def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> dict[str, Tensor]:
-    """The relevance (1, n) of source tokens and of target tokens for one text.
+    """The relevance (1, n) of source tokens and of target tokens for one text, the batch entry `batch`.
+
+    `calls` are all calls of the run in their order, and `maps` has the map A' of each, by its name.
 
     The decoder's own relevance R_tt (`own`) and R_ts (`across`) are matrices, because cross-attention normalizes the
     first one. The factor norm(R_ss) follows at the end, where it meets one row only.
