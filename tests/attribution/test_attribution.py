@@ -129,6 +129,18 @@ def test_the_relevance_of_chefer_is_that_of_dense_matrices(name):
     torch.testing.assert_close(found[0].dense(), first, **budget(name))
 
 
+def test_a_decoder_that_reads_given_states_is_explained_or_refused():
+    """GPT-2 with cross-attention to `encoder_hidden_states`: no encoder runs whose tokens relevance could reach."""
+    torch.manual_seed(0)
+    sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 20, "bos_token_id": None, "eos_token_id": None}
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(add_cross_attention=True, **sizes)).eval()
+    inputs = {"input_ids": torch.tensor([[3, 1, 4]]), "encoder_hidden_states": torch.randn(1, 6, 8)}
+    found = rg.attribute(model, inputs, 9, "weight-gradient")  # with the test, which runs the states in a batch
+    assert [found[n].shape[3] for n in range(4)] == [3, 6, 3, 6]
+    with pytest.raises(rg.RegardError, match=r"no attention of an encoder ran.*'weight-gradient'"):
+        rg.attribute(model, inputs, 9, "chefer")
+
+
 def gradient_map(groups=2, masked=True):
     torch.manual_seed(3)
     q, g = torch.randn(2, 4, 6, 5, dtype=torch.float64), torch.randn(2, 4, 6, 3, dtype=torch.float64)

@@ -60,6 +60,7 @@ def flows_to_inputs(capacities: Sequence[np.ndarray], start: np.ndarray) -> np.n
 def _maximum_flow(capacities: Sequence[np.ndarray], start: np.ndarray, sink: int) -> float:
     """The maximum flow from the source to the input token `sink`, by Dinic's algorithm on a graph of layers.
 
+    `capacities` and `start` are those of `flows_to_inputs`.
     Layers are numbered from the last one downwards. `down[l][i, j]` is what may still flow from token i to j through
     layer l, `up[l][i, j]` what flows there already and may return. `left[i]` is what the source may still send to token
     i.
@@ -108,7 +109,8 @@ def _path(
 ) -> list[Step] | None:
     """A path from the source to the sink whose levels rise by one at each step; None if there is no more.
 
-    A depth-first search. A dead end loses its level (-1), also for later calls, so no search visits it again.
+    `down`, `up` and `left` are as in `_maximum_flow`, here and below, and `levels` as `_levels` returns them. A
+    depth-first search. A dead end loses its level (-1), also for later calls, so no search visits it again.
     """
     bottom = len(down)
     while True:

@@ -86,6 +86,8 @@ class _LrpRules(Rules):
     def before_gradients(self, number: Tensor, calls: Sequence[tuple[AttentionCall, Tensor]]) -> None:
         """Let products halve the gradients that pass through them, and refuse nodes without a rule.
 
+        `number` is L, and `calls` are the calls of attention, each with its output.
+
         In attention: weights times values gives half to the values; of the other half, which reaches the scores,
         queries and keys get one half each. So their gradients are divided by 2, 4 and 4.
         """
@@ -129,7 +131,7 @@ def _embeddings(model: nn.Module) -> list[nn.Module]:
 
 
 def _nodes(number: Tensor, inside: dict[Any, AttentionCall]) -> Iterator[Any]:
-    """All nodes of the graph of L, without those inside the attention calls.
+    """All nodes of the graph of L (`number`), without those inside the attention calls.
 
     `inside` maps the last node of a call to the call. The walk continues at the tensors that the call was given.
     """
@@ -166,7 +168,10 @@ def _is_of_text(node: Any) -> bool:
 
 
 def _is_linear(kind: str, node: Any) -> bool:
-    """Whether a node is linear in the text. A product `Mul` of two factors of the text has its own rule before."""
+    """Whether a node of this kind (`_kind`) is linear in the text.
+
+    A product `Mul` of two factors of the text has its own rule before.
+    """
     if kind in ("Mul", "Div"):
         factors = [other for other, _ in node.next_functions]
         return not _is_of_text(factors[1] if kind == "Div" and len(factors) > 1 else None)

@@ -39,6 +39,7 @@ def chefer(request: AttributionRequest) -> MethodResult:
     calls = list(run.calls.values())
     batches = range(calls[0].weights.shape[0])
     if any(call.part == "cross" for call in calls):
+        _refuse_without_encoder(calls)
         rows = [_encoder_decoder(calls, maps, b) for b in batches]
         relevance = {text: torch.cat([row[text] for row in rows]).cpu() for text in (INPUT, DECODER)}
     else:
@@ -77,6 +78,16 @@ def _refuse_parallel(run: TracedRun) -> None:
         )
 
 
+def _refuse_without_encoder(calls: Sequence[TracedCall]) -> None:
+    """Refuse a decoder that reads given states (`encoder_hidden_states`): relevance needs the tokens behind them."""
+    if not any(call.part == "encoder" for call in calls):
+        raise RegardError(
+            "attribute(method='chefer'): the model has cross-attention, and no attention of an encoder ran, so it is "
+            "not known from which tokens its keys are. Give the inputs of the encoder too, or use "
+            "method='weight-gradient'."
+        )
+
+
 def check_chain(method: str, run: TracedRun) -> None:
     """Refuse layers that are no self-attention over one text."""
     refuse_gaps(method, run)
@@ -99,8 +110,9 @@ def reading_rows(call: TracedCall, batch: int) -> Tensor:
 
 
 def _one_text(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> Tensor:
-    """The relevance (1, n) of the tokens of one text: the row of R at the target's position, without the 1 of the token
-    itself.
+    """The relevance (1, n) of the tokens of one text: the row of R at the target's position, without the token's own 1.
+
+    `calls`, `maps` and `batch` are those of `_encoder_decoder`.
     """
     start = reading_rows(calls[-1], batch)
     return _rows_times_relevance(start, [maps[call.name] for call in calls], batch) - start
@@ -126,7 +138,9 @@ def _row_sums(maps: Sequence[AttentionMap], batch: int) -> Tensor:
 
 
 def _encoder_decoder(calls: Sequence[TracedCall], maps: dict[str, HeadMean], batch: int) -> dict[str, Tensor]:
-    """The relevance (1, n) of source tokens and of target tokens for one text.
+    """The relevance (1, n) of source tokens and of target tokens for one text, the batch entry `batch`.
+
+    `calls` are all calls of the run in their order, and `maps` has the map A' of each, by its name.
 
     The decoder's own relevance R_tt (`own`) and R_ts (`across`) are matrices, because cross-attention normalizes the
     first one. The factor norm(R_ss) follows at the end, where it meets one row only.

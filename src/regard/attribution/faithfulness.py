@@ -184,7 +184,7 @@ def curves(
     points: int = 8,
     seeds: Count = 5,
 ) -> FaithfulnessCurves:
-    """The curves of `faithfulness` for a target whose tokens are known."""
+    """The curves of `faithfulness` for a target whose tokens are known; other arguments are those of that function."""
     ids = inputs.need_ids("faithfulness")
     if len(ids) != 1:
         raise RegardError(f"faithfulness: inputs is one sequence, got {len(ids)}. Ask for each: inputs[b : b + 1].")

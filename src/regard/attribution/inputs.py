@@ -30,7 +30,8 @@ class Translates(Protocol):
 class TextInputs:
     """The arguments of a call. `ids` (B, n) are the tokens that the model reads, the source of an encoder-decoder.
 
-    `args` and `kwargs` are passed to the model. Only a translator has a `padding_id`; other models have masks.
+    `args` and `kwargs` are passed to the model. Only a translator has a `padding_id`; other models have masks. Here and
+    below `operation` is the name of the public function, for errors.
 
     >>> import torch
     >>> inputs = TextInputs.of(torch.nn.Embedding(9, 4), torch.tensor([[3, 1, 4]]))
@@ -141,7 +142,10 @@ class TextInputs:
 
 
 def _check_decoder(model: nn.Module, given: Mapping[str, Any], operation: str) -> None:
-    """Refuse inputs of an encoder-decoder of transformers that lack the tokens its decoder reads."""
+    """Refuse inputs of an encoder-decoder of transformers that lack the tokens its decoder reads.
+
+    `given` are the inputs by name.
+    """
     is_pair = getattr(getattr(model, "config", None), "is_encoder_decoder", False) and takes(model, "decoder_input_ids")
     if is_pair and not isinstance(given.get("decoder_input_ids"), Tensor):
         raise RegardError(
@@ -202,7 +206,7 @@ def _checked_ids(operation: str, ids: Tensor) -> Tensor:
 
 
 def _repeated(value: Any, count: int) -> Any:
-    """A tensor of one batch entry as a view with `count` entries; any other value as it is."""
+    """A tensor of one batch entry, copied to `count` entries; any other value as it is."""
     if isinstance(value, Tensor) and value.ndim and len(value) == 1:
-        return value.expand(count, *value.shape[1:])
+        return value.expand(count, *value.shape[1:]).contiguous()  # models may call .view on what they read
     return value

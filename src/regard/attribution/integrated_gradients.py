@@ -60,7 +60,10 @@ def _options(request: AttributionRequest) -> tuple[str, int]:
 
 
 def _baseline(call: TracedCall, baseline: str) -> tuple[AttentionMap, Tensor]:
-    """The map w - w', and the output of the weights w', (B, H, I, E)."""
+    """The map w - w', and the output of the weights w', (B, H, I, E).
+
+    With the baseline "zero" w' is 0; otherwise its rows are uniform.
+    """
     if baseline == "zero":
         return call.weights, torch.zeros_like(call.output)
     (B, H, I, J), G = call.weights.shape, call.value.shape[1]
@@ -94,7 +97,10 @@ class _Path(CallChange):
 
 
 def _mean_gradient(request: AttributionRequest, call: TracedCall, base: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """The mean over a of g(a), (B, H, I, E), and L with the baseline w', (B,). `base` is the output with w'."""
+    """The mean over a of g(a), (B, H, I, E), and L with the baseline w', (B,). `base` is the output with w'.
+
+    The mean is a Gauss-Legendre quadrature with `steps` points, each of which runs the model.
+    """
     # the rule is for -1 to 1, with weights of sum 2; it is moved to 0 to 1
     points, shares = np.polynomial.legendre.leggauss(steps)
     total: Any = torch.zeros_like(call.output)
@@ -106,7 +112,10 @@ def _mean_gradient(request: AttributionRequest, call: TracedCall, base: Tensor, 
 
 
 def _at(request: AttributionRequest, call: TracedCall, base: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """L (B,), and the output that was handed on (B, I, H, E), with the weights w' + share (w - w')."""
+    """L (B,), and the output that was handed on (B, I, H, E), with the weights w' + share (w - w').
+
+    `base` is the output of the call with w'.
+    """
     path = _Path(call, base)
     path.share = share
     with gradients_on(), changing(path):

@@ -98,9 +98,9 @@ class ProjectedHeads:
             yield self.heads[name].module, value, [x]
 
     def _single(self, seen: WatchedAttention, name: str) -> tuple[nn.Module, Tensor, list[Tensor]]:
-        """The same for a module without an output projection.
+        """The module, the values and the outputs, as in `outputs`, for a module without an output projection.
 
-        Its steps, each for some queries, are one call of the watch.
+        It has one head. Its steps, each for some queries, are one call of the watch. Outputs are (B, i, E) for each.
         """
         steps, calls = self._joined[name], seen.calls(name)
         if len(calls) != 1 or sum(step.shape[1] for step in steps) != calls[0].shape[2]:

@@ -227,7 +227,8 @@ class _Plain:
 class _Runner:
     """Runs a model with some edits of some examples.
 
-    In a run the batch holds one copy of the examples for each edit, one after the other.
+    In a run the batch holds one copy of the examples for each edit, one after the other. In the methods, `chunk` is the
+    range of examples of a run, `copies` the number of its edits, and `plain` the run of these examples without an edit.
     """
 
     model: nn.Module
@@ -435,8 +436,8 @@ class _Blocks:
 def _ablation(kind: str, runner: _Runner, chunks: Sequence[slice]) -> Callable[[Where], AttentionEdit]:
     """The function that makes the ablation of a selection, from the outputs of heads of all examples.
 
-    The sources are (1, H, n, E) for "mean", and (examples, H, n, E) for "resample", where each example has the next
-    one's.
+    `kind` is the name of the ablation, and `chunks` are the ranges of examples of each run. The sources are
+    (1, H, n, E) for "mean", and (examples, H, n, E) for "resample", where each example has the next one's.
     """
     if kind not in ABLATIONS:
         raise RegardError(f"sweep: there is no ablation {kind!r}. {nearest(kind, ABLATIONS)}")
@@ -482,7 +483,10 @@ class _Grid:
 
     @classmethod
     def _of_axes(cls, make: Any, over: Any, maps: Mapping[str, AttentionMap]) -> _Grid:
-        """An edit for each combination of values of the axes; heads that a layer does not have are skipped."""
+        """An edit for each combination of values of the axes; heads that a layer does not have are skipped.
+
+        `make` and `over` are the arguments `edits` and `over` of `sweep`. `maps` are those of a run of the model.
+        """
         if not over:
             raise RegardError(f"sweep(over={over!r}): name at least one axis of the table: {', '.join(AXES)}.")
         values = {axis: _values(axis, over, maps) for axis in over}
@@ -510,7 +514,7 @@ class _Grid:
 def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str, Any]:
     """The values of an axis, by label: those that `over` gives, or all numbers.
 
-    For numbers of heads and tokens the largest layer counts.
+    `over` is the argument of `sweep`. For numbers of heads and tokens the largest layer of `maps` counts.
     """
     if axis not in AXES:
         raise RegardError(f"sweep(over=...): there is no axis {axis!r}. {nearest(str(axis), AXES)}")

@@ -108,8 +108,8 @@ def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int
     """The target as functions of the model's output.
 
     `tokens`, `others` (tokens to compare with, or None) and `positions` have an entry for each sequence of the request;
-    `positions` is empty for a classifier. Outputs may hold several versions of the only sequence, as in a test of
-    faithfulness, so the entries are repeated up to the batch size of the output.
+    `positions` is empty for a classifier. `label` is the target in words. Outputs may hold several versions of the only
+    sequence, as in a test of faithfulness, so the entries are repeated up to the batch size of the output.
     """
 
     def at(outputs: Any) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -152,7 +152,10 @@ class _Cores:
         self._running = module
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
-        """Keep a call of the recurrent module that runs. `edits` are not read: a traced run has none of its own."""
+        """Keep a call of the recurrent module that runs. `edits` are not read: a traced run has none of its own.
+
+        `name` is that of the core function, and `given` its arguments by name (`hf/recurrent/core_functions.py`).
+        """
         if self._running is None or inside_backward():
             return
         first = result[0] if isinstance(result, tuple) else result

@@ -98,7 +98,7 @@ class _ZeroValue(CallChange):
 def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> DenseMap:
     """The map C of one layer as (1, 1, n, n), with rows of sum 1; a row in which nothing changes is 0.
 
-    Column j is one run of the block, without the value of token j.
+    Column j is one run of the block, without the value of token j. `name` is the path of the attention module.
     """
     kept = blocks.calls[block_name(name)]
     change = _ZeroValue(call.module)

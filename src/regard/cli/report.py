@@ -63,7 +63,11 @@ def print_reading(console: Console, result: TextResult, words: Sequence[str]) ->
 
 
 def facts(result: TextResult) -> str:
-    """The number of tokens, layers and heads, and the result of the verification."""
+    """The number of tokens, layers and heads, and the result of the verification.
+
+    `result.error` is the largest difference between weights x values and the output of a layer; None if no row was
+    verified.
+    """
     profile = result.reading.profile
     layers, heads = len(profile.layers), {layer.num_heads for layer in profile.layers}
     # numbers of heads that differ between layers are not named

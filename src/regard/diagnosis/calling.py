@@ -293,7 +293,10 @@ def argument_tensor(x: Tensor, axes: str, is_viewed: bool = False) -> Tensor:
 
 
 def canonical_tensor(x: Tensor, axes: str, num_heads: int = 1, is_viewed: bool = False) -> Tensor:
-    """The inverse of `argument_tensor`, for tensors of the function with these axes: (B, H, n, D)."""
+    """The inverse of `argument_tensor`, for tensors of the function with these axes: (B, H, n, D).
+
+    A width without an axis of heads is split into `num_heads`. `is_viewed`: by .view alone, as the function joined it.
+    """
     absent = [axis for axis in "bhnd" if axis not in axes]
     own = x.reshape(*x.shape, *(1 for _ in absent))
     own = own.permute(*[(axes + "".join(absent)).index(axis) for axis in "bhnd"])
@@ -419,7 +422,8 @@ def _attempts(
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
 
-    Errors of calls with tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
+    `widths` are pairs of the widths of queries and keys; other arguments are as in `callers_of`. Errors of calls with
+    tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
     require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
     for width, key_width in widths:

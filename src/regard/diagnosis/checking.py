@@ -180,7 +180,10 @@ def _report(
     reference: Reference | None,
     names: Mapping[str, str],
 ) -> CheckReport:
-    """The report; `meant` are the sense of the mask and the factor of the scores, `names` those of matrices."""
+    """The report; `meant` are the sense of the mask and the factor of the scores, `names` those of matrices.
+
+    Here and below `subject`, `inputs` and `seed` are the arguments of `check`.
+    """
     if inspect.isclass(subject):
         subject = build(subject)
     if isinstance(subject, _PIECES):
@@ -344,6 +347,8 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
 def _with_mixed_axes(best: _Examination, others: list[_Examination]) -> _Examination | None:
     """The result for a function that is right with few axes, but mixes sequences or heads with more; else None.
 
+    `others` are the examinations of the function with all orders of axes, `best` among them.
+
     An operation over axis 0, such as k - k.mean(0), is over tokens in (n, d), and over the batch in (b, n, d), where it
     is a mistake. So for (n, d) the result is the examination with more axes.
 
@@ -371,6 +376,8 @@ def _named(axes: str) -> str:
 
 def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examination:
     """`best`, or the examination with heads if only there the softmax is over a wrong axis.
+
+    `others` are the plausible examinations, `best` among them.
 
     A softmax over dim=1 is over the keys in (n, d), and over the heads in (b, h, n, d). A function of (n, d) has no
     batch, so the call with heads counts. With dim=2 the softmax is over the keys in (b, n, d), and over the queries if
@@ -473,7 +480,7 @@ class _Examination:
         return [finding for finding in findings if finding.what not in known]
 
     def _scale_finding(self, measurement: Measurement, mechanism: str | None) -> CheckFinding:
-        """The factor of the scores. A recurrent decoder may have none."""
+        """The factor of the scores. A recurrent decoder may have none. `mechanism` is as in `score_findings`."""
         if self.scale is None and self.caller.roles.is_recurrent:
             without = scale_finding(measurement, self.caller.sizes, 1.0, mechanism)
             if without.verdict != "wrong":
@@ -522,7 +529,10 @@ class _Examination:
         yield "speed", lambda: [numerics.speed_finding(caller)]
 
     def measure_square(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
-        """Weights where there are as many keys as queries; None if this does not run."""
+        """Weights where there are as many keys as queries; None if this does not run.
+
+        `extra` are further arguments of the call by name, such as a mask.
+        """
         if self.measurable is None or self.caller.sizes.queries == 1:
             return None
         square = invariance.square_caller(self.measurable)

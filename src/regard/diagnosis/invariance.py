@@ -307,7 +307,10 @@ def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
 
 @torch.no_grad()
 def dropout_finding(caller: Caller) -> CheckFinding:
-    """Whether calls in evaluation with equal inputs give the same output, whatever the seed of torch is."""
+    """Whether calls in evaluation with equal inputs give the same output, whatever the seed of torch is.
+
+    Only calls `with_dropout` run torch's dropout. In all other calls of a check it changes nothing.
+    """
     inputs = caller.sizes.sample(7, caller.dtype)
     outputs = []
     with torch.random.fork_rng(devices=[]):

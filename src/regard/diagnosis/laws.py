@@ -101,7 +101,7 @@ def gradients_agree_with_dense(engine: str, example: Example) -> None:
 def _slope_is_that_of(output_of: Callable[..., Tensor], example: Example, step: float = 1e-6) -> None:
     """Check the gradient of dense along a random direction against a central difference of `output_of` an example.
 
-    Only query, key and value are moved.
+    Only query, key and value are moved, by `step` times a random direction.
     """
     attention, *tensors = example
     generator = torch.Generator().manual_seed(2)
@@ -126,7 +126,10 @@ def dense_slope_is_that_of_the_reference(example: Example) -> None:
 
 
 def broken_law(small: Callable[[], Example]) -> str:
-    """The first broken law with its error, or "". The laws are about output, weights and gradients of every engine."""
+    """The first broken law with its error, or "". The laws are about output, weights and gradients of every engine.
+
+    `small` makes a fresh example, here and below.
+    """
     for law, check in _laws(small):
         try:
             check()

@@ -121,7 +121,8 @@ def likeness(
 ) -> Likeness:
     """The verdict about a function beside a reference: equal, a mistake, the first step that differs, or unknown.
 
-    `names` are those that the user gives to matrices, by role. Without `names_mistakes` only a function that is equal
+    `inputs` are examples of the user, and `seed` decides the random inputs; `progress` is that of the check. `names`
+    are those that the user gives to matrices, by role. Without `names_mistakes` only a function that is equal
     has a verdict: the search for a mistake takes longest. `is_rounding`: the function is known to round to half
     precision inside, or not to; None: it is not known.
     """
@@ -170,7 +171,10 @@ def _equal(way: Way, reference: Reference) -> Likeness:
 
 
 def _axes_question(way: Way, others: list[Way]) -> CheckFinding | None:
-    """Which axes are meant, if the function is right without a batch, and another call of it has one."""
+    """Which axes are meant, if the function is right without a batch, and another call of it has one.
+
+    `way` is the reading that is right, and `others` are those that are not.
+    """
     other = next((o.case.caller for o in others if "b" in o.case.caller.query_axes), None)
     if "b" in way.case.caller.query_axes or other is None:
         return None
@@ -373,6 +377,7 @@ def _further_cases(caller: Caller) -> Iterator[Case]:
 def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance: float) -> Case:
     """One recorded call of the caller; `scale` is the standard deviation of its inputs.
 
+    `what` and `tolerance` are those of the `Case`.
     A function of one input has it for query, key and value, and one of two has the keys for values.
     """
     query, key, value = inputs = sizes.sample(21, caller.dtype, scale)
@@ -416,7 +421,10 @@ def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
 
 
 def _same(expected: Tensor, given: Tensor, tolerance: float) -> bool:
-    """Whether two tensors have equal numbers, in any order of their axes; axes of size 1 do not count."""
+    """Whether two tensors have equal numbers, in any order of their axes; axes of size 1 do not count.
+
+    `tolerance` is as in `_close`.
+    """
     expected, given = expected.squeeze(), given.squeeze()
     if expected.ndim != given.ndim or sorted(expected.shape) != sorted(given.shape):
         return False
@@ -428,7 +436,10 @@ def _same(expected: Tensor, given: Tensor, tolerance: float) -> bool:
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether numbers differ by less than a share of the largest; NaN and inf stand in the same places."""
+    """Whether numbers of two tensors of one shape differ by at most a share, `tolerance`, of the largest.
+
+    NaN and inf must stand in the same places.
+    """
     finite = one.isfinite()
     if not torch.equal(finite, other.isfinite()):
         return False

@@ -91,7 +91,7 @@ def _finding(name: str, case: MaskCase, built: Tensor, meant: str | None) -> Che
 
 
 def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Each sense in which the numbers of a mask can be read, and the pairs that are visible in it."""
+    """Each sense in which the numbers of a mask, `built`, can be read, and the pairs that are visible in it."""
     if built.is_floating_point() and bool((built < HIDES).any()):
         yield "additive", built >= HIDES
     elif bool(((built == 0) | (built == 1)).all()):
@@ -105,6 +105,7 @@ def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _fits(visible: Tensor, expected: Tensor) -> bool:
     """Whether a mask shows the expected pairs (B, I, J). Axes that it lacks, or of size 1, are repeated.
 
+    `visible` are the pairs that it shows, in one sense of its numbers.
     Of a mask with an axis of heads each head is compared.
     """
     B, _, J = expected.shape
@@ -158,7 +159,10 @@ def _causal_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
 
 
 def _causal_case(given: str, arguments: tuple[Any, ...], shape: tuple[int, int, int]) -> MaskCase:
-    """A call that builds a causal mask of a shape (B, I, J), with the right masks and the wrong ones."""
+    """A call that builds a causal mask of a shape (B, I, J), with the right masks and the wrong ones.
+
+    `given` are the `arguments` of the call in words.
+    """
     _, I, J = shape
     d = torch.arange(J) - torch.arange(I)[:, None]  # j - i
     right = {"": d <= 0} if I == J else {", whose first keys are those of the first queries": d <= 0}
@@ -190,7 +194,7 @@ def _padding_calls(needed: int, pad: int) -> Iterator[list[MaskCase]]:
 
 
 def _padding_case(given: str, arguments: tuple[Any, ...], lengths: Tensor) -> MaskCase:
-    """A call that builds a padding mask (3, 6, 6) for sequences of these lengths."""
+    """A call that builds a padding mask (3, 6, 6) for sequences of these lengths. `given` is as in `_causal_case`."""
     key = torch.arange(6)
     real = key < lengths[:, None]
 

@@ -100,7 +100,10 @@ def forms(caller: Caller, num_heads: int) -> list[Form]:
 
 
 def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
-    """Pairs (B, 1, I, J) of which each row has some that may attend and some that may not; key 0 may attend."""
+    """Pairs (B, 1, I, J) of which each row has some that may attend and some that may not; key 0 may attend.
+
+    `sizes` are those of a caller.
+    """
     pairs = torch.rand(sizes.batch, 1, sizes.queries, sizes.keys, generator=torch.Generator().manual_seed(seed)) < 0.5
     pairs[..., 0], pairs[..., 1] = True, False
     rows = torch.arange(sizes.queries)  # each gets a second visible key, so that no weight has to be 1
@@ -111,8 +114,9 @@ def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
 def mask_response(caller: Caller, plain: Measurement, parameter: str, num_heads: int) -> Response | None:
     """The first shape and kind of mask that hides the right keys; else the first of `MISTAKES`; None if none runs.
 
-    `plain` are the weights without a mask. If all sequences get the same mask, this is a mistake, even if a mask
-    without a batch axis hides the right keys.
+    Here and below `plain` are the weights without a mask, `parameter` is the name of the mask argument, and `num_heads`
+    is the number of heads of the weights. If all sequences get the same mask, this is a mistake, even if a mask without
+    a batch axis hides the right keys.
     """
     responses = list(_responses(caller, plain, parameter, num_heads))
     working = [r for r in responses if r.effect in SENSES]
@@ -148,7 +152,7 @@ def _effect(plain: Tensor, masked: Tensor, pairs: Tensor, kind: str) -> tuple[st
     """What a mask did: the sense in which it hid keys, or a key of `MISTAKES`, with the number for its text.
 
     `plain` and `masked` are the weights (B, H, I, J) without and with it, and `pairs` (B, 1, I, J) are those where it
-    is True.
+    is True. `kind` is what its numbers are: "boolean", "0 and 1", "additive" or "a Mask of Regard".
     """
     # only pairs that have a weight without the mask, in rows that are not all NaN with it
     seen = (plain > 1e-9) & ~masked.isnan().all(-1, keepdim=True)
@@ -313,7 +317,7 @@ REMEDIES = {
 
 
 def _mistake_finding(what: str, response: Response) -> CheckFinding:
-    """The finding about a mask with one of `MISTAKES`."""
+    """The finding about a mask with one of `MISTAKES`. `what` is the property that the finding is about."""
     mistake, measured = MISTAKES[response.effect]
     text = measured.format(amount=response.amount, shape=response.form.shape)
     tried = f"Tried: {response.parameter}, {response.kind}, shape {response.form.shape}."

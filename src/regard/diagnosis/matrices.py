@@ -51,7 +51,10 @@ def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list
 
 
 def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices of single heads, such as heads.0.query.weight, one below the other, as heads.*.query.weight."""
+    """Matrices of single heads, such as heads.0.query.weight, one below the other, as heads.*.query.weight.
+
+    `parameters` and the result are by name.
+    """
     groups: dict[str, list[Tensor]] = {}
     for name, x in parameters.items():
         if x.ndim <= 2 and _NUMBER.search(name):
@@ -64,8 +67,9 @@ def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Iterator[Matrix]:
-    """The matrices (out, in) that one parameter can be, each with its bias; a vector is that of a norm, or one row.
+    """The matrices (out, in) that the parameter x can be, each with its bias; a vector is that of a norm, or one row.
 
+    `name` is the name of x, and begins the names of the matrices.
     With `is_linear` a matrix is known to be (out, in), and is not transposed.
     """
     if x.ndim == 1:
@@ -89,7 +93,7 @@ def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Ite
 
 
 def _with_other_bias(name: str, x: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[Matrix]:
-    """The weight of a norm, with each vector of the same module that may be its bias."""
+    """The weight x of a norm, with each vector of the same module that may be its bias; `parameters` are by name."""
     module = name.rpartition(".")[0]
     for other, bias in parameters.items():
         if (
@@ -125,7 +129,7 @@ def _of_head_blocks(matrix: Matrix, num_heads: int) -> Iterator[Matrix]:
 
 
 def _of_columns(matrix: Matrix, widths: tuple[int, ...]) -> Iterator[Matrix]:
-    """The columns of a matrix of two joined inputs, for each input. The bias belongs to the first."""
+    """The columns of a matrix of two joined inputs of these widths, for each input. The bias belongs to the first."""
     if matrix.weight.ndim != 2 or matrix.weight.shape[1] != sum(widths) or len(widths) < 2:
         return
     for width in dict.fromkeys(widths):

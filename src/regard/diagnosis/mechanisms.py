@@ -69,7 +69,10 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
 
 
 def _candidates(name: str, measurement: Measurement, product: Product | None) -> Iterator[Tensor]:
-    """The weights of a mechanism with each of the settings that the measured weights suggest."""
+    """The weights of a mechanism with each of the settings that the measured weights suggest.
+
+    `name` is that of the mechanism in the catalog, here and below.
+    """
     heads, tensors = measurement.weights.shape[1], (measurement.query.double(), measurement.key.double())
     query, key = (_Numbers(x.shape, x.contiguous().numpy().tobytes(), x) for x in tensors)
     for settings in _settings(name, measurement, product):
@@ -91,7 +94,10 @@ class _Numbers:
 def _weights(
     name: str, heads: int, settings: tuple[tuple[str, Any], ...], query: _Numbers, key: _Numbers
 ) -> Tensor | None:
-    """The weights of a mechanism, (B, H, I, J); None if it has parameters to learn, or does not take these sizes."""
+    """The weights of a mechanism, (B, H, I, J); None if it has parameters to learn, or does not take these sizes.
+
+    `heads` is their number, and `settings` are the names and values of its arguments.
+    """
     entry, width = mechanisms()[name], query.shape[-1]
     sizes = {"width": width, "query_dim": width, "key_dim": width, "num_heads": heads}
     names = inspect.signature(entry.build).parameters

@@ -92,7 +92,11 @@ def _beside_slopes(leaves: dict[str, list[Tensor]], loss: Callable[[], Tensor]) 
 def _unequal_slopes(
     group: list[Tensor], gradients: Sequence[Tensor | None], loss: Callable[[], Tensor]
 ) -> tuple[float, float] | None:
-    """Analytic and numerical slope, if they differ for each size of step; else None."""
+    """Analytic and numerical slope, if they differ for each size of step; else None.
+
+    `group` are the tensors of one argument, `gradients` those of the loss for each, and `loss` computes the loss from
+    the tensors as they are at the time.
+    """
     slopes = [_slopes(group, gradients, loss, step) for step in STEPS.get(group[0].dtype, (1e-2,))]
     if all(abs(analytic - numeric) > 1e-2 * max(abs(numeric), 1e-2) + 1e-4 for analytic, numeric in slopes):
         return slopes[-1]
@@ -102,7 +106,7 @@ def _unequal_slopes(
 def _slopes(
     group: list[Tensor], gradients: Sequence[Tensor | None], loss: Callable[[], Tensor], step: float
 ) -> tuple[float, float]:
-    """Slopes along a random direction, from gradients and from a central difference.
+    """Slopes along a random direction, from gradients and from a central difference of this step.
 
     The tensors are moved in place, since parameters are what the function reads, and then moved back.
     """
@@ -247,7 +251,7 @@ def _timed(caller: Caller, length: int) -> CheckFinding:
 
 
 def _seconds(call: Callable[[], object], repeats: int = 3) -> float:
-    """The shortest of several times: other work on the machine does not matter."""
+    """The shortest of several times of a call in seconds: other work on the machine does not matter."""
     times = []
     for _ in range(repeats):
         started = time.perf_counter()

@@ -78,7 +78,10 @@ def _fitting(attention: Attention) -> list[Tensor]:
 
 
 def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[Callable[[], Example]], None]]]:
-    """All laws; those of the definition in NumPy only if there is one."""
+    """All laws by name; those of the definition in NumPy only if there is one.
+
+    `small` makes a fresh example, and each law takes such a function.
+    """
     try:
         defined = is_defined(small)
     except Exception:  # of the user's piece; the laws report it
@@ -92,7 +95,10 @@ def _laws(small: Callable[[], Example]) -> Iterator[tuple[str, Callable[[Callabl
 
 
 def _finding(name: str, law: Callable[[Callable[[], Example]], None], small: Callable[[], Example]) -> CheckFinding:
-    """The finding about one law. An error of the piece is a broken law too."""
+    """The finding about one law, by its name, on the examples that `small` makes.
+
+    An error of the piece is a broken law too.
+    """
     try:
         law(small)
     except Exception as error:  # of the user's piece

@@ -78,7 +78,7 @@ class CheckProgress:
 
     @contextmanager
     def limited(self, subject: str) -> Iterator[None]:
-        """Ends the block with a `RegardError` when the time is over.
+        """Ends the block with a `RegardError` when the time is over. `subject` is the name of what is checked.
 
         In the main thread of Linux and macOS an alarm ends a call that does not return. Elsewhere, and where a program
         has an alarm of its own, the time is checked between calls.

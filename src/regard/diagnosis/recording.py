@@ -59,7 +59,7 @@ class Recording(TorchDispatchMode):
         return self._are_near(wanted) and len(wanted.unique()) >= FEWEST
 
     def _are_near(self, wanted: Tensor) -> bool:
-        """Whether each number is near one of the run."""
+        """Whether each of the numbers `wanted` (n,) is near one of the run."""
         assert self._sorted is not None
         relative, least = self.near
         after = torch.searchsorted(self._sorted, wanted).clamp(max=len(self._sorted) - 1)
@@ -102,7 +102,7 @@ def _plain(x: Any) -> Any:
 
 
 def recorded(caller: Caller, inputs: tuple[Tensor, Tensor, Tensor]) -> tuple[Recording, list[Tensor]]:
-    """The numbers of a call, and what it returned.
+    """The numbers of a call with the inputs query, key and value, and what it returned.
 
     Fused kernels are exchanged for their formulas, whose steps can be seen. (torch's fused kernel of CPUs also gives
     wrong numbers where a mask in float32 meets queries in float64, as in a module that is run in float64 here.)

@@ -99,7 +99,10 @@ def product_of(measurement: Measurement) -> Product | None:
 
 
 def _fit(weights: Tensor, product: Tensor, axes: tuple[int, ...]) -> float | None:
-    """The factor c in log w = c product + constant along `axes`, by least squares; None if this does not hold."""
+    """The factor c in log w = c product + constant along `axes`, by least squares; None if this does not hold.
+
+    `weights` w and `product` are (B, H, I, J).
+    """
     valid = (weights > 1e-12) & ~weights.isnan()
     logs, product = _centered(weights.clamp(min=1e-12).log(), valid, axes), _centered(product, valid, axes)
     if not product.any():

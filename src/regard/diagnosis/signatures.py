@@ -133,7 +133,10 @@ def roles_of(function: Callable[..., Any]) -> Roles:
 
 
 def _inputs(names: list[str], required: list[str], masks: tuple[str, ...]) -> tuple[str, ...]:
-    """Query, key and value, of which key and value may be missing."""
+    """The names of query, key and value, of which key and value may be missing; nothing without a query.
+
+    `names` are those of all arguments, `required` those without a default, and `masks` those of masks.
+    """
     by_role = [
         _first(names, QUERY),
         _first(names, KEY) or _first(required, OTHER_SEQUENCE),
@@ -155,7 +158,7 @@ def _first(names: list[str], known: set[str]) -> str | None:
 
 
 def _unclear(function: Callable[..., Any], inputs: tuple[str, ...], unknown: list[str]) -> str:
-    """The text of the error for arguments whose role is not known."""
+    """The text of the error for arguments whose role is not known: those in `unknown`, beside the `inputs` found."""
     read = f"has {', '.join(inputs)} as query, key and value, but"
     found = f"{read} what is {', '.join(unknown)}?" if inputs else ""
     return (

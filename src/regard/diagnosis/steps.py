@@ -239,7 +239,10 @@ def _hiding(hidden: Callable[[Values], Tensor]) -> Formula:
 
 
 def _all_ways_of_hiding(mistake: str, hidden: Callable[[Values], Tensor]) -> dict[str, Formula]:
-    """A mistake that leaves a query without any key, with each way of hiding keys, because they differ there."""
+    """A mistake that leaves a query without any key, with each way of hiding keys, because they differ there.
+
+    `hidden` gives the hidden pairs.
+    """
     return {
         mistake: _hiding(hidden),
         f"{mistake}, with a large number": lambda x: x.scaled.masked_fill(hidden(x), -1e9),
@@ -404,7 +407,7 @@ def _without_heads(x: Values, heads: slice) -> Tensor:
 
 
 def residual(name: str, before: str, added: str, into: str) -> Step:
-    """The residual connection before + added, of two values by their names."""
+    """The residual connection before + added, of two values by their names, as the value `into`."""
     return Step(
         name,
         into,
@@ -430,8 +433,9 @@ def norm(role: str, source: str, into: str) -> Step:
 
 
 def _norm(role: str, source: str, into: str, variance: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Step:
-    """A layer norm that divides by the root of a variance.
+    """A layer norm of the value `source`, with the weight of this role, which divides by the root of a variance.
 
+    Its result is the value `into`.
     `variance` gets centered numbers and the axes to average over, and keeps these axes with size 1.
     """
 

@@ -44,7 +44,10 @@ def close(one: Tensor, other: Tensor, tolerance: float = TOLERANCE) -> bool:
 
 @torch.no_grad()
 def measure(caller: Caller, inputs: Inputs, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
-    """The weights that a call uses, or those intended if a mistake is undone; None if outputs do not determine them."""
+    """The weights that a call uses, or those intended if a mistake is undone; None if outputs do not determine them.
+
+    Here and below `inputs` are query, key and value, and `extra` are further arguments of the call by name.
+    """
     by_role = _by_unit_values if len(caller.roles.inputs) == 3 else _by_solving
     measurement = by_role(caller, inputs, extra)
     if measurement is None or caller.undone.weights is None:
@@ -238,9 +241,9 @@ def without_norms(function: Callable[..., Any]) -> nn.Module | None:
 
 
 def _identity(rows: int, columns: int, is_linear: bool) -> Tensor:
-    """An identity; several below each other if one matrix is for query, key and value.
+    """An identity (rows, columns); several below each other if one matrix is for query, key and value.
 
-    Several beside each other add the parts of a concatenated input.
+    Several beside each other add the parts of a concatenated input. `is_linear`: it is the weight of an `nn.Linear`.
     """
     if rows > columns and rows % columns == 0 and (is_linear or rows == 3 * columns):
         return torch.eye(columns).repeat(rows // columns, 1)
@@ -250,7 +253,7 @@ def _identity(rows: int, columns: int, is_linear: bool) -> Tensor:
 
 
 def _set_identity_by_heads(parameter: Tensor) -> None:
-    """For matrices (C, H, D), (H, C, D) or (H, D, C) with H D = C; others stay as they are."""
+    """Make an identity of matrices (C, H, D), (H, C, D) or (H, D, C) with H D = C; others stay as they are."""
     first, second, third = parameter.shape
     if first == second * third:
         parameter.copy_(torch.eye(first).view_as(parameter))

@@ -40,7 +40,10 @@ TRIES = 1000
 def syntax_table(
     reader: Any, sentences: Sequence[SyntaxSentence], relations: Sequence[str], layers: Sequence[int] | None
 ) -> RoleTable:
-    """The roles of the heads on annotated sentences, with the sentences in another order of their words as the null."""
+    """The roles of the heads on annotated sentences, with the sentences in another order of their words as the null.
+
+    `reader` is the `TextReader` of a model, here and below; `layers` are the numbers of layers, None for all.
+    """
     if not sentences:
         raise RegardError("TextReader.syntax: there are no sentences. Give at least one, or leave them out.")
     draw = random.Random(0)
@@ -99,6 +102,8 @@ def _word_places(tokenizer: Any, text: str) -> list[int]:
 
 def needle_table(reader: Any, length: int, depths: Sequence[float], layers: Sequence[int] | None) -> RoleTable:
     """The retrieval heads of a causal model, on needles at several depths of a text of `length` tokens.
+
+    Depths are shares of the text, from 0 to 1, and `layers` are the numbers of layers, None for all.
 
     The tokens are: the text up to the depth, the needle with its answer, the rest of the text, the question, and the
     answer once more. A head that retrieves reads the first answer while the model predicts the second.

@@ -120,6 +120,9 @@ def token_times(
     first token of the text, so its times are the ends of the tokens. If all tokens give a key the same weight, its z
     is 0.
 
+    `batch` is the entry of each map that is read. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`).
+
     >>> import torch, regard as rg
     >>> keys = torch.tensor([1.0, 4.0, 5.0])                 # three tokens that attend around the keys 1, 4 and 5
     >>> near = -4.0 * (keys[:, None] - torch.arange(8)).abs()

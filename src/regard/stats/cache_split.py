@@ -168,6 +168,9 @@ def cache_split(
     with as many heads at random. On SmolLM2 a small cache is better spent on its retrieval heads, `split.keeping(...)`:
     they lose as little with 36 % of the cache as this split with 56 %.
 
+    `batch` is the entry of each map that is read. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`).
+
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 2, 40, 4)
     >>> near = torch.stack([torch.zeros(40, 40), torch.eye(40)])[None] * 50          # head 0 is even, head 1 is local

@@ -91,6 +91,9 @@ def patch_roles(
     places has the same score there. A head has a role if both scores are at least 0.4, and the lower one is 0.2 above
     that of a head with equal weights. No role is given for fewer than 25 patches that have such a key.
 
+    `batch` is the entry of each map that is read. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`).
+
     >>> import torch, regard as rg
     >>> from regard.stats import PatchGrid, patch_roles
     >>> rows = torch.eye(8).repeat_interleave(8, 0) * 5  # 64 patches; queries and keys say their row
@@ -110,7 +113,9 @@ def patch_roles(
 
 @checked
 def shuffle_patches(pixels: Tensor, rows: Size, columns: Size, seed: Count = 0) -> Tensor:
-    """Images (..., height, width) with their rows x columns patches in another order, the same for all images.
+    """Images `pixels` (..., height, width) with their rows x columns patches in another order, the same for all images.
+
+    `seed` decides the order.
 
     >>> import torch
     >>> from regard.stats import shuffle_patches

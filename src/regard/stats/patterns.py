@@ -285,6 +285,9 @@ def locality(
     arXiv:1906.04341, for BERT). Queries without a key are left out. Of signed weights these are the shares of
     |weight|.
 
+    `batch` is the entry of each map that is read. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`).
+
     >>> import torch, regard as rg
     >>> x = 1000 * torch.eye(40).expand(1, 1, 40, 40)          # every query attends to itself
     >>> print(locality({"layers.0": rg.Attention()(x, x, x).weights}, within=2).table())
@@ -305,7 +308,7 @@ def locality(
 
 
 def _layer(weights: AttentionMap, number: int, within: int) -> LayerLocality:
-    """The locality of one text of a layer, as means over the queries that have a key."""
+    """The locality of one text of the layer `number`, as means over the queries that have a key."""
     (allowed,) = weights.summarize(Allowed(weights))
     near_keys = MassWhere(window(within + 1))  # window(w) is |i - j| < w
     distance, (near, equal) = weights.summarize(Distance(), WithEqualWeights(near_keys, weights, allowed))

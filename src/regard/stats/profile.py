@@ -317,7 +317,10 @@ def _first_key(weights: AttentionMap) -> int:
 
 
 def _shared_reductions(weights: AttentionMap, special: Sequence[int], num_links: int) -> list[Reduction]:
-    """The reductions of every profile. Heads of long texts are compared on some of the rows."""
+    """The reductions of every profile. Heads of long texts are compared on some of the rows.
+
+    `special` are the indices of special keys, and `num_links` the number of strongest links that are kept.
+    """
     every = max(1, weights.shape[2] // COMPARED)
     return [
         TopLinks(num_links),

@@ -52,6 +52,9 @@ def retrieval_roles(
     random key. A head has the role if its score is at least 0.4, and 0.2 above null and chance, over at least 25
     tokens. Induction heads have it too, since the tokens of the answer came before in this order.
 
+    `batch` is the entry of each map that is read. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`).
+
     `TextReader.needles()` runs a model on needles in the texts of the package.
 
     >>> import torch, regard as rg

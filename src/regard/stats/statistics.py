@@ -126,7 +126,7 @@ computes(SameToken, _of_same_token)
 
 
 def _tokens(name: str, tokens: Tensor, B: int, length: int, device: torch.device) -> Tensor:
-    """Token numbers (length,) or (B, length) as (B, length) on the device."""
+    """Token numbers (length,) or (B, length) as (B, length) on the device. `name` says in an error which they are."""
     tokens = torch.as_tensor(tokens, device=device)
     if tokens.is_floating_point() or tokens.shape not in ((length,), (B, length)):
         raise RegardError(

@@ -132,6 +132,9 @@ def syntax_roles(
     0.2 above both, over at least 25 pairs. The relations are "subject" (from its verb), "object" (to its verb) and
     "pronoun" (to its noun); all go back in the text, so that causal models can follow them.
 
+    `batch` is the entry of each map that is read. `numbers` are the numbers of the layers; by default they are read
+    from the module paths (`layer_numbers`).
+
     `TextReader.syntax()` reads the sentences of the package (`syntax_sentences`) with a model.
 
     >>> import torch, regard as rg

@@ -18,7 +18,8 @@ from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import LayerProfile, ModelProfile, profile, token_names
 
-# Warnings about heads whose weights are easily misread, each with what it does not mean.
+# Warnings about heads whose weights are easily misread, each with what it does not mean. Each check takes the number of
+# a layer and its profile.
 
 
 #: Printed once with any list of findings.
@@ -332,7 +333,7 @@ def mask_findings(
 
 
 def leaks(number: int, weights: AttentionMap) -> Iterator[Finding]:
-    """Heads with weight on tokens after the query."""
+    """Heads of the layer `number` with weight on tokens after the query."""
     share = weights.summarize(MassWhere(~mask.causal()))[0].amax((0, 2))
     heads = tuple((share > NEGLIGIBLE).nonzero().flatten().tolist())
     if heads:
@@ -350,7 +351,7 @@ def leaks(number: int, weights: AttentionMap) -> Iterator[Finding]:
 
 
 def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Finding]:
-    """Heads with weight on padding, and heads with weight 0 on real keys; `real` is (B, J)."""
+    """Heads of the layer `number` with weight on padding, and heads with weight 0 on real keys; `real` is (B, J)."""
     real = real.to(weights.device)
     padding, received = weights.summarize(MassOn(~real), KeyTotals())
     shared = _shared(received, real)
@@ -377,7 +378,7 @@ def broadcasts(number: int, weights: AttentionMap, real: Tensor) -> Iterator[Fin
 def _unseen(number: int, received: Tensor, real: Tensor, why: str) -> Iterator[Finding]:
     """Heads with weight 0 on some real keys for every query, and positive weight on others; `why` ends the sentence.
 
-    `received` (B, H, J) is the weight that each key receives, `real` is (B, J).
+    `number` is that of the layer. `received` (B, H, J) is the weight that each key receives, `real` is (B, J).
     """
     unseen = (received <= 0) & real[:, None] & (received.amax(-1, keepdim=True) > 0)
     heads = tuple(unseen.any(-1).any(0).nonzero().flatten().tolist())
@@ -468,7 +469,10 @@ def prediction_findings(model: Callable[[Tensor], Tensor], ids: Tensor) -> list[
 
 
 def _leak(logits: Tensor, changed: Tensor, ids: Tensor) -> Iterator[Finding]:
-    """The finding that later tokens are read. `changed` are the logits (B, I, V) after a change of the last token."""
+    """The finding that later tokens are read. `changed` are the logits (B, I, V) after a change of the last token.
+
+    `ids` (B, I + 1) are the texts with the token that follows the last one that was read.
+    """
     change = (logits - changed)[:, :-1].abs().amax((0, 2))
     count = int((change > CHANGED * logits.abs().max()).sum())
     if count:
@@ -486,7 +490,10 @@ def _leak(logits: Tensor, changed: Tensor, ids: Tensor) -> Iterator[Finding]:
 
 
 def _offset(logits: Tensor, ids: Tensor) -> Iterator[Finding]:
-    """The finding that another token than the next is predicted: the loss for it is much smaller."""
+    """The finding that another token than the next is predicted: the loss for it is much smaller.
+
+    `logits` are (B, I, V), and `ids` (B, I + 1) the texts.
+    """
     positions = torch.arange(1, ids.shape[1] - 2, device=ids.device)  # where every offset has a token
     losses = {by: float(cross_entropy(logits[:, positions].mT, ids[:, positions + by])) for by in (1, *OFFSETS)}
     best = min(losses, key=losses.__getitem__)
@@ -511,7 +518,7 @@ def _other_tokens(read: Tensor) -> Tensor:
 
 
 def _logits(model: Callable[[Tensor], Tensor], read: Tensor) -> Tensor:
-    """The logits of ids (B, I), (B, I, V) in float32; an error if the model returns anything else."""
+    """The logits (B, I, V) in float32 for the ids `read` (B, I); an error if the model returns anything else."""
     logits = model(read)
     if not isinstance(logits, Tensor) or logits.shape[:2] != read.shape or logits.ndim != 3:
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
@@ -523,6 +530,7 @@ def _logits(model: Callable[[Tensor], Tensor], read: Tensor) -> Tensor:
 
 
 def _check_ids(ids: Tensor) -> None:
+    """Refuse all but integers (B, I + 1) with at least one text and `SHORTEST` tokens a text."""
     if ids.ndim != 2 or ids.dtype not in (torch.int32, torch.int64) or not len(ids) or ids.shape[1] < SHORTEST:
         raise RegardError(
             f"prediction_findings: ids are integers (B, I + 1) with at least {SHORTEST} tokens a text, "

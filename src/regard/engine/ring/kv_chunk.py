@@ -20,7 +20,7 @@ from regard.engine.rows import with_remainder
 from regard.pieces.contents import split_tensors
 from regard.pieces.normalizer import Normalizer, RowStatistic
 
-#: Output and row statistic of some queries.
+#: Output (B, H, I, E) and row statistic, one or more tensors (B, H, I), of some queries.
 Rows = tuple[Tensor, RowStatistic]
 
 
@@ -54,7 +54,10 @@ class KVChunk(Problem):
         )
 
     def attend(self) -> Rows:
-        """The output over these keys alone, in float32 at least, and its row statistic, without gradients."""
+        """The output (B, H, I, E) over these keys alone, in float32 at least, and its row statistic, without gradients.
+
+        A query that may attend to none of these keys has output 0, and the `empty_statistic` of the normalizer.
+        """
         if self.runs_kernel:
             terms = KernelProblem.of(self)
             output, logsumexp = forward(terms.setting(), terms.inputs(), torch.float32)

@@ -286,7 +286,7 @@ class CallWatcher(Watcher):
         return threading.get_ident() == self.thread
 
     def _new_name(self, kind: str) -> str | None:
-        """The name of a new call; None if it is none of this block's."""
+        """The name of a new call; None if it is none of this block's. `kind` is what `torch_parts` has for the call."""
         if not self._is_own() or inside_backward():
             return None
         name = self.watched.new_name()

@@ -64,7 +64,8 @@ def deferred_call(
     These layers project inside one fused kernel, which does not return queries and keys. Projecting again while the
     model runs would take a fifth of its time. So the inputs are kept, and projected later. This is only done for layers
     with torch's own forward, which never changes its inputs in place. If a user changes inputs or parameters later,
-    their versions or a sample of their numbers tell.
+    their versions or a sample of their numbers tell. `name` is the path of the layer. With `keeps_values` values can
+    be read too.
     """
     attention, positions = translation.attention, translation.positions
     query, key, _ = inputs.shaped()
@@ -257,7 +258,7 @@ def _begins_with(keys: Tensor, earlier: Tensor) -> bool:
 
 
 def reduced_call(name: str, call: KeptCall) -> LazyCall:
-    """A call whose statistics alone were kept."""
+    """A call of the module at the path `name` whose statistics alone were kept."""
 
     def build() -> AttentionMap:
         raise NotCaptured(
@@ -376,8 +377,9 @@ class DifferentialCapture(Capture):
 
 @torch.no_grad()
 def differential(module: Any, first: Capture, halves: list[ObservedCall], output: Tensor) -> DifferentialCapture:
-    """The difference of two softmaxes, from the captured first call, and both calls, with outputs (B, I, H, D).
+    """The difference of two softmaxes, from the captured `first` call, and both calls (`halves`).
 
+    The outputs of the halves are (B, I, H, D), and `output` is that of the module.
     `Untranslatable` if the difference, normalized and projected, is not the output of the module.
     """
     of_first, of_second = (half.output for half in halves)

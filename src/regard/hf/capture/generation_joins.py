@@ -75,6 +75,9 @@ class CallRows:
 def merged_map(parts: Sequence[CallRows], num_queries: int, num_keys: int, is_cross: bool) -> ScoredMap | None:
     """One map of all rows, if the calls have the same pieces and keys, and one rule for their masks; else None.
 
+    Here and below `parts` are the rows of each call, in their order, and the joined map has `num_queries` and
+    `num_keys`. With `is_cross` its keys are tokens of an encoder.
+
     In most generations a key never changes after its token was read. Then memory is O(n), reductions run in the
     compiled kernels, and the map is stored as queries and keys. If a key did change (a quantized cache), or if no rule
     describes the masks of all calls, there is no such map.
@@ -334,7 +337,12 @@ class TokenRange:
 
 @dataclass(frozen=True, eq=False)
 class ModuleJoin:
-    """One attention module in a generation, and the tokens that are wanted of it."""
+    """One attention module in a generation, and the tokens that are wanted of it.
+
+    In the methods, `calls` are its calls in all passes. `starts` and `ends` have an entry for each call: the token of
+    the text that its first query reads, and the token after its last query. `rows` and `keys` are the tokens that are
+    the queries and the keys of the joined map.
+    """
 
     record: GenerationRecord
     module: ModuleCalls
@@ -589,7 +597,10 @@ def _values_of_one_call(call: KeptCall, keys: range, entries: Tensor) -> Tensor:
 
 
 def real_range(real: Tensor | None, row: int) -> range | None:
-    """The range of tokens that are no padding; None if these are all tokens, or no range."""
+    """The range of tokens that are no padding; None if these are all tokens, or no range.
+
+    `real` (R, J) says which tokens are no padding, and `row` is the sequence.
+    """
     if real is None or bool(real[row].all()):
         return None
     places = real[row].nonzero().flatten().tolist()

@@ -64,7 +64,7 @@ class GenerationCalls:
             self._close(mixin)
 
     def _open(self, mixin: Any) -> None:
-        """Replace the methods, if no other block has."""
+        """Replace the methods of a class of transformers, `mixin`, if no other block has."""
         with self._lock:
             self._num_open += 1
             if self._num_open > 1:
@@ -87,7 +87,7 @@ class GenerationCalls:
             self._replacements.clear()
 
     def _reporting(self, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        """A method that decodes like `original`, and reports to the observers."""
+        """A method that decodes like `original`, which has this name, and reports to the observers."""
 
         @wraps(original)
         def run(model: Any, input_ids: Tensor, *args: Any, **options: Any) -> Any:
@@ -185,7 +185,10 @@ class GenerationRecorder(CallObserver):
     # Generations
 
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None:
-        """Begin a record; a generation inside another one only marks the record of the outer one as nested."""
+        """Begin a record; a generation inside another one only marks the record of the outer one as nested.
+
+        `prompt` are the ids, and `options` the named arguments of the method that decodes.
+        """
         if not self._concerns(model):
             return
         check_generation(model, options.get("generation_config"))
@@ -201,7 +204,7 @@ class GenerationRecorder(CallObserver):
         self.seen._generations.append(partial(Generation, self._record))
 
     def generation_ended(self, model: nn.Module, tokens: Tensor | None, beams: Tensor | None) -> None:
-        """Put the result into the record; None after an error."""
+        """Put the result into the record: tokens with the prompt, and the rows of the beams; None after an error."""
         if not self._concerns(model):
             return
         self._depth -= 1
@@ -276,6 +279,8 @@ class GenerationRecorder(CallObserver):
 
 def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[str, int]) -> GenerationRecord:
     """The record of a generation that begins: `options` are those of the method that decodes.
+
+    `before` has the number of calls of each module so far.
 
     In an encoder-decoder `attention_mask` belongs to the encoder. A mask of other sizes than the prompt says nothing
     about its tokens.

@@ -148,7 +148,10 @@ class ResidualStream:
             self._running = _Running()
 
     def _keep_block(self, block: nn.Module, given: Tensor, result: Tensor) -> None:
-        """Note whether a block that ended added what its heads wrote (`own`) and other parts to its input."""
+        """Note whether a block that ended added what its heads wrote (`own`) and other parts to its input.
+
+        `given` is the input and `result` the output of the block, (B, n, C) if it is one of a Transformer.
+        """
         running, names = self._running, self._blocks[block]
         parts = running.parts.pop(block, [])
         written = [running.written.pop(name) for name in names if name in running.written]
@@ -164,7 +167,10 @@ class ResidualStream:
 
 
 def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tuple[str, ...]]:
-    """The blocks of a model: the entries of lists of modules that hold attention modules, with their names."""
+    """The blocks of a model: the entries of lists of modules that hold attention modules, with their names.
+
+    `attending` are the paths of the attention modules.
+    """
     modules = dict(model.named_modules())
     names: dict[nn.Module, tuple[str, ...]] = {}
     for name in attending:
@@ -209,6 +215,7 @@ def _is_sum(before: Tensor, after: Tensor, own: list[Tensor], others: list[Tenso
 def _final_read(running: _Running, given: Tensor) -> FinalRead:
     """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it.
 
+    `given` is the input of the language-model head.
     From the last block back, each must hand its sum to the next one, unchanged; the last one to the norm.
     """
     if running.norm is None or given.untyped_storage().data_ptr() != running.norm[2].untyped_storage().data_ptr():
@@ -229,7 +236,7 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
 
 
 def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
-    """The norm with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output best.
+    """The norm of x with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output y best.
 
     A norm may subtract the mean, and its gain is its weight, or one more (Gemma). Else the reason why it is neither.
     """
@@ -299,7 +306,7 @@ class JoinedHeads:
         return name
 
     def layer(self, name: str) -> LinearLayer:
-        """The output projection of an attention module."""
+        """The output projection of the attention module at the path `name`."""
         if name in self.without:
             raise (LostProjection if name in self.layers else NoValues)(self.without[name])
         if name not in self.layers:
@@ -549,7 +556,10 @@ class CallParts:
         return GradientMap(self.weights.select(None, heads), scale[..., None] * by_head[:, None], self.values_of(heads))
 
     def _to_logit(self, tokens: Sequence[int], heads: Tensor) -> tuple[Tensor, Tensor]:
-        """The direction (H', E) in the outputs of heads that adds to the logit, and the scale of the norm (B, 1, I)."""
+        """The direction (H', E) in the outputs of heads that adds to the logit, and the scale of the norm (B, 1, I).
+
+        `tokens` are the id of a token, and that of a second one if the logit is a difference of two.
+        """
         stream = self.kept.stream
         if stream.head is None:
             raise NoValues("the model has no language-model head that is a linear layer, such as lm_head")

@@ -85,7 +85,7 @@ def check_steps(calls: ModuleCalls, path: str) -> None:
 
 @torch.no_grad()
 def queries_or_keys(calls: ModuleCalls, part: str, path: str) -> Tensor:
-    """The queries (B, H, n, D) of all calls of a module, or the keys (B, G, n, D) of the last one."""
+    """The queries (B, H, n, D) of all calls of a module, or the keys (B, G, n, D) of the last one, as `part` says."""
     tensors = [call.read(part) for call in calls.calls]
     known = [tensor for tensor in tensors if tensor is not None]
     if len(known) < len(tensors):
@@ -305,7 +305,10 @@ class WatchedAttention(HoldsMaps):
     def _of_heads(
         self, caller: str, name: str | int, head: Any, call: int, read: Callable[[CallParts, Tensor], Any]
     ) -> Any:
-        """What `read` returns for some heads (None: all), which are on axis 1; an integer `head` drops the axis."""
+        """What `read` returns for some heads (None: all), which are on axis 1; an integer `head` drops the axis.
+
+        `caller` is the name of the public method, for errors, and `call` the number of the call of the module.
+        """
         with _explained(f"seen.{caller}({name!r})"):
             parts = self._call(name, call)
             head = axis_index("head", head) if head is not None else None
@@ -608,7 +611,7 @@ class WatchedAttention(HoldsMaps):
         return names[number]
 
     def _sliced(self, part: slice) -> list[str]:
-        """The paths of a range of layers."""
+        """The paths of a range of layers, such as seen[1:3]."""
         names, numbers = self.names, self._numbers
         if numbers is None:
             return names[part]

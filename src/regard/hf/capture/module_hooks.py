@@ -86,7 +86,10 @@ def edited_function(
 
 
 def _edited_sdpa(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> EditedResult | None:
-    """A call of `F.scaled_dot_product_attention` as the open edits change it; None if none does."""
+    """A call of `F.scaled_dot_product_attention` as the open edits change it; None if none does.
+
+    Here outputs of heads are (B, I, H, E), as those of backends. The returned one is (B, H, I, E), as torch returns it.
+    """
     with as_mistakes(module):
         call = sdpa_call(module, args, kwargs)
     edited = edited_call(call)

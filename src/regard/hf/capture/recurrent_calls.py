@@ -73,7 +73,10 @@ class RecurrentLayers:
     # Core functions
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:
-        """Keep a call of a core function until its module ends; it is only read if the module is wanted."""
+        """Keep a call of a core function until its module ends; it is only read if the module is wanted.
+
+        `name` is that of the function, and `given` its arguments by name (`hf/recurrent/core_functions.py`).
+        """
         module = self._innermost()
         if module is not None and result is not None:
             given, result = detached(given), detached(result)
@@ -302,7 +305,7 @@ class RecurrentCall(KeptCall):
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
-        """The check of the largest difference."""
+        """The check of the largest difference between the output that the weights give and the actual one."""
         if not bool(actual.isfinite().all()):
             return Check(self.name, note="the output is not finite")
         error = float((expected - actual).abs().max()) if actual.numel() else 0.0
@@ -311,6 +314,10 @@ class RecurrentCall(KeptCall):
         return Check(self.name, error, tolerance, error <= tolerance)
 
     def run(self) -> Iterator[tuple[RecurrentCall, Tensor | None]]:
+        """This call and those that it continues, the last one first.
+
+        With each come its batch entries that the entries of this call continue; None if they are the same.
+        """
         call: RecurrentCall | None = self
         order: Tensor | None = None
         while call is not None:
@@ -328,7 +335,8 @@ def dtype_of(*modules: nn.Module) -> torch.dtype:
 def _order(before: tuple[Tensor, ...], after: tuple[Tensor, ...]) -> Tensor | None:
     """The batch entry of the last call that each entry continues; None if all are the same.
 
-    States are (B, ...). `Untranslatable` if the state of an entry is none of the last call.
+    `before` is the state before this call, and `after` that after the last one. States are (B, ...). `Untranslatable`
+    if the state of an entry is none of the last call.
     """
     if len(before) != len(after) or any(a.shape[1:] != b.shape[1:] for a, b in zip(after, before, strict=True)):
         raise Untranslatable(UNKNOWN_STATE)

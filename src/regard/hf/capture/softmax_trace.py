@@ -1,4 +1,8 @@
-"""`Trace` follows the result of each softmax to its product with the values, and detects changes on the way."""
+"""`Trace` follows the result of each softmax to its product with the values, and detects changes on the way.
+
+In these functions `name` is the name of a function of torch, `args` and `kwargs` are what it was given, `output` is
+what it returned, and `part` is one of its arguments: a tensor that is traced.
+"""
 
 from __future__ import annotations
 
@@ -190,7 +194,7 @@ DROPOUT = {"dropout", "dropout_", "feature_dropout"}  # a map shows weights befo
 
 
 def softmax_axis(output: Any, dim: Any = None, *_: Any, **__: Any) -> int | None:
-    """The axis of keys of a softmax, counted from the end; None if its other axes cannot be told apart.
+    """The axis of keys of a softmax over `dim`, counted from the end; None if its other axes cannot be told apart.
 
     It is the last of three or more axes, or any axis if at most one of the others is longer than 1: such as (texts,
     keys), (keys, texts) or (texts, keys, 1).
@@ -272,7 +276,10 @@ class Trace:
         return self.softmaxes[number].movedim(self.of_softmax(number).axis, -1)
 
     def weighted_sum(self, kind: str) -> WeightedSum:
-        """The product of the weights and the values; `Untranslatable` if it is not certain which one this is."""
+        """The product of the weights and the values; `Untranslatable` if it is not certain which one this is.
+
+        `kind` names the module in the reason.
+        """
         sums = [product for product in self._sums if product.weights.is_wide] or self._sums
         changed = [product.weights.changed_by for product in sums if product.weights.changed_by]
         numbers = {product.weights.number for product in sums}
@@ -323,7 +330,7 @@ class Trace:
             self._traced[id(output)] = replace(part, tensor=output, axis=axis or part.axis, changed_by=changed_by)
 
     def _written(self, target: Any, name: str) -> None:
-        """Mark all tensors as changed that share memory with a tensor that was written in place."""
+        """Mark all tensors as changed that share memory with `target`, which the function `name` wrote in place."""
         if not isinstance(target, Tensor):
             return
         place = target.untyped_storage().data_ptr()

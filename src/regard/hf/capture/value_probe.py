@@ -105,7 +105,10 @@ class GivenCall:
         return ModuleRun(values, [x.detach().clone() for x in sums or [result]], result)
 
     def _given(self, replacements: list[Tensor] | None, values: list[tuple[str, Tensor]]) -> tuple[Any, Any]:
-        """The inputs. If a module does not project its values, they are one of the inputs, and replaced here."""
+        """The inputs. If a module does not project its values, they are one of the inputs, and replaced here.
+
+        Then they are added to `values`, with the name of the argument.
+        """
         args, kwargs = snapshot(self.args, self.kwargs)
         name = _given_values(self.module)
         if name is None:
@@ -326,7 +329,7 @@ def _adds(given: GivenCall, layout: ValueAxes, run: ModuleRun, tolerance: float)
     """Whether a query reads more than one of several projections of one sequence.
 
     The module runs with the values of one projection, and zeros for the others. A query reads those for which its sum
-    is not 0.
+    is above `tolerance`. `run` is a run with the values as they are.
     """
     separate, values, length = replace(layout, is_shared=False), layout.values(run), layout.lengths[0]
     readers = torch.zeros((), dtype=torch.int64, device=values.device)

@@ -443,6 +443,7 @@ class Watcher(CallObserver):
     def _keep_reported(self, name: str | None, by_attend: bool, weights: AttentionMap, values: Values) -> None:
         """Keep a map that `attend` reported, or else a module of `regard.nn`, whose next map may continue it.
 
+        `name` is the path of the module, here and below; None if it is not in the model.
         `values` reads the values of a call that no edit changed.
         """
         note = "regard.attend reported its own map" if by_attend else "the module reported its own map"
@@ -611,7 +612,7 @@ class Watcher(CallObserver):
         self._refuse_mismatches(f"{len(self.calls)} modules of {type(self.model).__name__}", "model, ")
 
     def _refuse_mismatches(self, watched: str, arguments: str = "") -> None:
-        """Raise an error if a map differs from the output of its kernel."""
+        """Raise an error if a map differs from the output of its kernel. The texts say what was watched, and how."""
         wrong = self.seen.mismatched
         if wrong:
             checks = "\n".join(f"  {check}" for check in wrong.values())

@@ -41,6 +41,8 @@ def edited_attend(
 ) -> AttentionOutput | None:
     """The result of a call of `attend` by a module as the open edits change it; None if none does.
 
+    The arguments after `module` are those of the call.
+
     Edits of scores are pieces of the attention that runs. Then edits of weights change rows of its result, and at last
     patches replace outputs of heads. `after_edit` of the map has the values of the edited call, and its output
     (B, H, I, E) if it was patched, so that a watch does not read those of the call without edits.
@@ -78,7 +80,10 @@ def _refusal(module: nn.Module, what: str) -> RegardError:
 
 
 def _with_weights(seen: AttentionOutput, call: AttentionCall, translation: Translation) -> AttentionOutput:
-    """The result with the rows whose weights are edited after the softmax."""
+    """The result `seen` of the call with the rows whose weights are edited after the softmax.
+
+    `translation` has the edits, and the attention with the edits of its scores.
+    """
     attention, edits = translation.attention, translation.edits
     assert edits is not None
     if isinstance(seen.weights, TransportedMap) and all(isinstance(one.edit, LINKS) for one in edits.edits):

@@ -196,6 +196,10 @@ class _Editor(CallObserver):
     this list. `selected` are the modules of whose heads an edit selects some, and `own_softmax` those of them that may
     compute a softmax themselves. `observed` are all attention modules and recurrent layers, and `editable` those that
     some edit could change, each with its path.
+
+    In the methods, `part` or `edit` is a single edit and `number` its place in `edits`, `heads` are those that it
+    selects in a module, `name` is the path of the module of a call, and `place` has the numbers of the first query and
+    the first key of the call in the whole sequence.
     """
 
     def __init__(
@@ -328,7 +332,10 @@ class _Editor(CallObserver):
             self.state.frames.append(_Frame(module))
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Close the frame of a module, and those inside of it that an error ended; note if no call of it was edited."""
+        """Close the frame of a module, and those inside of it that an error ended; note if no call of it was edited.
+
+        After an error `output` is None, and nothing is noted.
+        """
         if not any(module is frame.module for frame in self.state.frames):
             return
         while (frame := self.state.frames.pop()).module is not module:
@@ -353,7 +360,10 @@ class _Editor(CallObserver):
                 frame.softmaxes.append(len(frame.trace.softmaxes))
 
     def _core_called(self, name: str, given: dict[str, Any], result: Any) -> tuple[Any, LayerEdits | None] | None:
-        """The result of a recurrence as the open edits change it, and these edits; None if another model runs."""
+        """The result of a recurrence as the open edits change it, and these edits; None if another model runs.
+
+        `name` is that of the core function, `given` its arguments by name (`hf/recurrent/core_functions.py`).
+        """
         module = self.state.frames[-1].module if self.state.frames else None
         if module is None or result is None:
             return None
@@ -557,7 +567,10 @@ class _Editor(CallObserver):
             )
 
     def _check_tokens(self, call: AttentionCall, first_query: int) -> None:
-        """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given."""
+        """Refuse tokens of another text: a whole text without padding and cache has as many tokens as were given.
+
+        `first_query` is the number of the first query: with a cache it is not 0.
+        """
         (B, _, I, _), J = call.query.shape, call.key.shape[2]
         is_pair = getattr(getattr(self.model, "config", None), "is_encoder_decoder", False)
         if len(self.num_tokens) != B or first_query or I != J or min(self.num_tokens) >= J or is_pair:
@@ -592,7 +605,10 @@ class _Editor(CallObserver):
         return None
 
     def conclude(self, may_be_empty: bool) -> None:
-        """Refuse an edit that selected nothing, and layers that cannot be edited."""
+        """Refuse an edit that selected nothing, and layers that cannot be edited.
+
+        With `may_be_empty` an edit may select nothing, if the reason is known (`reasons`).
+        """
         if not self.was_run:
             return
         if self.state.projected:

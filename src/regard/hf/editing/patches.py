@@ -80,7 +80,10 @@ def _key_heads(edit: ActivationPatch, heads: list[int], call: AttentionCall, pat
 
 
 def _checked(edit: ActivationPatch, source: Any, sizes: tuple[int, int, int, int]) -> Tensor:
-    """The source (B, entries or 1, H, n, D); a `RegardError` if it does not fit the call."""
+    """The source (B, selected entries or 1, H, n, D); a `RegardError` if it does not fit the call.
+
+    `sizes` are B, the number of selected batch entries, H and D of the patched tensor.
+    """
     B, num_selected, H, D = sizes
     if not isinstance(source, Tensor) or source.ndim not in (3, 4) or not source.is_floating_point():
         kind = f"{source.dtype} of shape {tuple(source.shape)}" if isinstance(source, Tensor) else type(source).__name__

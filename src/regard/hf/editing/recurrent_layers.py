@@ -41,8 +41,9 @@ def changed_core(
 ) -> tuple[Any, LayerEdits | None]:
     """The result of a function that computes a recurrent layer, with the open edits, and these edits.
 
-    `last` has the last call of each layer, which this one may continue; it is replaced by this call. Rows that no edit
-    selects keep their bits.
+    `name` is that of the function, `given` its arguments by name with the state "before", and `result` what it
+    returned. `last` has the last call of each layer, which this one may continue; it is replaced by this call. Rows
+    that no edit selects keep their bits.
     """
     first, *others = result if isinstance(result, tuple) else (result,)
     with as_mistakes(module):
@@ -72,8 +73,9 @@ def changed_core(
 
 
 def _edits_of(module: nn.Module, name: str, query: Tensor, key: Tensor) -> LayerEdits | None:
-    """The open edits of a call; None if none changes it. `query` and `key` have its sizes.
+    """The open edits of a call of the core function `name`; None if none changes it.
 
+    `query` (B, H, I, 0) and `key` (B, H, J, 0) have the sizes of the call, with the tokens of earlier calls as keys.
     A recurrence reads the tokens up to its query, so its pairs are those of a causal attention.
     """
     place = key.shape[2] - query.shape[2], 0

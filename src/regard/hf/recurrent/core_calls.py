@@ -53,8 +53,9 @@ class CoreCall:
     edits: LayerEdits | None = None
 
 
-#: Arguments by name, the state before the call, the result, and the state after it.
+#: The arguments of a function by name, and copies of the state before the call under the name "before".
 Given = Mapping[str, Any]
+#: A reader takes what a function was `given`, and its `result`: the output, alone or with the state after the call.
 Reader = Callable[[Given, Any], CoreCall]
 
 
@@ -109,7 +110,8 @@ def _ssd_call(
 ) -> CoreCall:
     """The call of Mamba-2: S_t = exp(A dt_t) S_(t-1) + dt_t B_t x_t^T, and (C_t^T S_t + D x_t) silu(z_t) is the output.
 
-    `kept` has copies of A and D, `dt` is (B, H, n), and `value` and `output` are (B, H, n, P).
+    `kept` has copies of A and D, `dt` is (B, H, n), and `value` and `output` are (B, H, n, P). `before` and `after` are
+    the state, as in `CoreCall`.
     """
     B, H, n, _ = value.shape
     scale = None if given.get("z") is None else F.silu(heads_first(given["z"]))
@@ -144,7 +146,8 @@ def selective_step(given: Given, result: Tensor) -> CoreCall:
 def _selective_call(given: Given, kept: Given, bias: Any, output: Tensor, before: Any, after: Any) -> CoreCall:
     """The call of Mamba-1, as that of Mamba-2, but with a decay A (C, D) for each channel and entry of its state.
 
-    `kept` has copies of A and D, and `bias` (C,) is added to the time steps.
+    `kept` has copies of A and D, and `bias` (C,) is added to the time steps. `output` is (B, C, n), as the function
+    returns it, and `before` and `after` are the state, as in `CoreCall`.
     """
     B, C, n = given["hidden_states"].shape
     dt = at_least_float32(given["dt"]) if bias is None else at_least_float32(given["dt"]) + bias[:, None]
@@ -181,6 +184,9 @@ def rwkv(given: Given, result: Any) -> CoreCall:
 
 def _wkv(decay: Tensor, bonus: Tensor, key: Tensor, before: tuple[Tensor, ...]) -> Steps:
     """The form of RWKV-4 from keys (B, n, C): one number a token for reading, writing, decay and the own token.
+
+    `decay` and `bonus` (C,) have a number for each channel. `decay` is a logarithm: a weight is multiplied by
+    exp(decay), at most 1, at each later token.
 
     `total` is the sum of the weights of the tokens so far, divided by exp(largest), and `largest` the running maximum
     of the exponents. The state before the call has the weighted sum of the values, `total` and `largest`.

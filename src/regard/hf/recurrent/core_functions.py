@@ -26,7 +26,10 @@ STATES = ("initial_state", "initial_states", "state")
 
 
 class CoreObserver(Protocol):
-    """Is called after every call of a core function, with its arguments by name and the edits of its weights."""
+    """Is called after every call of the core function `name`, with its arguments, its result and the edits of it.
+
+    `given` has the arguments by name, and copies of the state before the call under the name "before".
+    """
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None: ...
 
@@ -90,7 +93,7 @@ class _CoreFunctions:
                     self._close(file, name)
 
     def _open(self, file: dict[str, Any], name: str) -> None:
-        """Put a wrapper in the place of a function, if no other block has."""
+        """Put a wrapper in the place of the function `name` in the globals `file`, if no other block has."""
         replacement = self._replaced.get((id(file), name))
         if replacement is None:
             replacement = _Replacement(file[name], self._reporting(name, file[name]))
@@ -99,7 +102,10 @@ class _CoreFunctions:
         replacement.num_open += 1
 
     def _close(self, file: dict[str, Any], name: str) -> None:
-        """Restore the function. If another package has wrapped the wrapper, it stays and only passes calls on."""
+        """Restore the function `name` of the globals `file`.
+
+        If another package has wrapped the wrapper, it stays and only passes calls on.
+        """
         replacement = self._replaced[id(file), name]
         replacement.num_open -= 1
         if not replacement.num_open:
@@ -108,7 +114,10 @@ class _CoreFunctions:
                 file[name] = replacement.original
 
     def _reporting(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function with changes and reports. The first change that is not None counts, from the innermost block."""
+        """The function, which has this name, with changes and reports.
+
+        The first change that is not None counts, from the innermost block.
+        """
         names = list(inspect.signature(function).parameters)
 
         @wraps(function)

@@ -32,7 +32,8 @@ class InlineReader(Protocol):
     """Reads one kind of module. `parts` are the parts whose inputs and outputs it needs.
 
     `state_before` gets the arguments by name before the module runs, and returns copies of its state; empty if it has
-    none. `read` gets what was seen of the run, and what the module returned, and returns the call of the recurrence.
+    none. `read` gets what was seen of the run, and what the module returned (`output`), and returns the call of the
+    recurrence. Both get the module itself.
     """
 
     @property
@@ -86,7 +87,10 @@ class RealGated:
 
 
 def _real_gates(module: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """log a_t and sqrt(1 - a_t^2) i_t, (B, C, n) each, from activations (B, n, C). Position 0 resets the state."""
+    """log a_t and sqrt(1 - a_t^2) i_t, (B, C, n) each, from activations x (B, n, C) and their positions (B, n).
+
+    Position 0 resets the state: a_t is 0 there, and the second factor is i_t.
+    """
     blocks = x.unflatten(-1, (module.num_attention_heads, -1))
     gates = [
         (torch.einsum("bnhc,hcd->bnhd", blocks, weight) + bias).sigmoid().flatten(2)
@@ -126,9 +130,10 @@ class MatrixMemory:
 def _matrix_memory(
     query: Tensor, key: Tensor, new: Tensor, kept: Tensor, before: tuple[Tensor, ...], epsilon: float
 ) -> Steps:
-    """The form of mLSTM. Gates `new` and `kept` are logarithms (B, H, n).
+    """The form of mLSTM. Queries and keys are (B, H, n, D), the gates `new` and `kept` are logarithms (B, H, n).
 
-    `total` is n_t and `largest` is m_t. The state before the call has C, n and m.
+    `total` is n_t and `largest` is m_t. The state `before` the call has C, n and m; it is empty at the start of a text.
+    `epsilon` is added to each denominator.
     """
     query = query * query.shape[-1] ** -0.5
     total = torch.zeros_like(key[:, :, 0]) if not before else at_least_float32(before[1])
