@@ -66,7 +66,9 @@ def _compared(caller: Caller, inputs: Inputs) -> CheckFinding:
     if close(found, alone[:, :, :1].expand_as(found)):
         text = "Token by token, each output is that of the first token: each query sees the first key alone."
         return CheckFinding("cache", "wrong", text, MASK, "the causal mask does not count the keys of the cache")
-    remedy = f"New tokens stand at the end of {name}, so look at mask and positions. {MASK}" if sides == {"end"} else JOIN
+    remedy = (
+        f"New tokens stand at the end of {name}, so look at mask and positions. {MASK}" if sides == {"end"} else JOIN
+    )
     return CheckFinding("cache", "wrong", text, remedy, "with a cache the outputs are others than in one call")
 
 

@@ -105,10 +105,10 @@ class NoOutput(ValueError):
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Sizes of the inputs of one call: query (B, H, I, D), key and value (B, G, J, D').
+    """Sizes of the inputs of one call: query (B, H, I, D), key (B, G, J, K) and value (B, G, J, V).
 
-    `width` is D. G is `key_heads` and D' is `key_width`; None if they are those of the query. `seed` is that of the
-    check.
+    `width` is D. G is `key_heads` and K is `key_width`; None if they are those of the query. V is `value_width`; None
+    if it is K. `seed` is that of the check.
     """
 
     batch: int
@@ -119,12 +119,14 @@ class InputSizes:
     seed: int = 0
     key_heads: int | None = None
     key_width: int | None = None
+    value_width: int | None = None
 
     def sample(self, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 0.7) -> Inputs:
         """Random query, key and value with the standard deviation `scale`; each check has a `seed` of its own."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
-        of_key = self.batch, self.key_heads or self.heads, self.keys, self.key_width or self.width
-        shapes = [(self.batch, self.heads, self.queries, self.width), of_key, of_key]
+        *of_key, key_width = self.batch, self.key_heads or self.heads, self.keys, self.key_width or self.width
+        shapes = [(self.batch, self.heads, self.queries, self.width), (*of_key, key_width)]
+        shapes.append((*of_key, self.value_width or key_width))
         query, key, value = (scale * torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes)
         return query, key, value
 
@@ -362,7 +364,7 @@ def callers_of(
     progress = progress or CheckProgress()
     roles = roles_of(function)
     tried: list[FailedCall] = []
-    for widths in _pairs_of_widths(function, roles, inputs):
+    for widths in _widths_to_try(function, roles, inputs):
         callers: list[Caller] = []
         for query_axes, key_axes in _layouts(function, roles, inputs):
             attempts = _attempts(function, roles, query_axes, key_axes, inputs, widths, tried, progress, needs_output)
@@ -390,20 +392,20 @@ def _remedy(inputs: tuple[Tensor, ...]) -> str:
     )
 
 
-def _pairs_of_widths(
+def _widths_to_try(
     function: Callable[..., Any], roles: Roles, inputs: tuple[Tensor, ...]
-) -> Iterator[list[tuple[int, int]]]:
-    """Lists of (query width, key width) to try: equal widths, then those of an encoder and a decoder.
+) -> Iterator[list[tuple[int, int, int]]]:
+    """Lists of widths of query, key and value to try: equal ones, then those of an encoder and a decoder.
 
-    A list is only tried if none of the pairs before it runs.
+    A list is only tried if nothing in those before it runs.
     """
     if inputs:
-        yield [(inputs[0].shape[-1], inputs[-1].shape[-1])]
+        yield [(inputs[0].shape[-1], inputs[min(1, len(inputs) - 1)].shape[-1], inputs[-1].shape[-1])]
         return
     widths = widths_of(function)
-    yield [(width, width) for width in widths]
+    yield [(width, width, width) for width in widths]
     if not roles.is_self and isinstance(function, nn.Module):
-        yield [(first, second) for first in widths for second in widths if first != second]
+        yield [(first, second, second) for first in widths for second in widths if first != second]
 
 
 def _attempts(
@@ -412,7 +414,7 @@ def _attempts(
     query_axes: str,
     key_axes: str,
     inputs: tuple[Tensor, ...],
-    widths: list[tuple[int, int]],
+    widths: list[tuple[int, int, int]],
     tried: list[FailedCall],
     progress: CheckProgress,
     needs_output: bool,
@@ -422,12 +424,11 @@ def _attempts(
     Errors of calls with tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
     require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
-    for width, key_width in widths:
+    for three in widths:
         is_misshapen = False
-        for sizes in _sizes(function, roles, query_axes, width, inputs):
+        for sizes in _sizes(function, roles, query_axes, three, inputs):
             if is_misshapen and sizes.queries == 1 and len(roles.inputs) == 3:
                 continue  # a call with several queries had no output for each of them, so one query says little
-            sizes = sizes if key_width == width else replace(sizes, key_width=key_width)
             without_gradients: list[Caller] = []
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
                 own = function
@@ -460,12 +461,14 @@ def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tu
     return options
 
 
-def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[InputSizes]:
-    """The sizes to try with these axes and this width, with different numbers of queries and keys first.
+def _sizes(
+    function: Any, roles: Roles, axes: str, widths: tuple[int, int, int], inputs: tuple[Tensor, ...]
+) -> list[InputSizes]:
+    """The sizes to try with these axes and widths, with different numbers of queries and keys first.
 
     One query is tried last. A function of one input has as many keys as queries. `inputs` only give the heads.
     """
-    batch = 2 if "b" in axes else 1
+    batch, (width, key_width, value_width) = 2 if "b" in axes else 1, widths
     heads, key_heads = 4 if "h" in axes else 1, None
     if inputs and "h" in axes:
         heads, key_heads = inputs[0].shape[axes.index("h")], inputs[-1].shape[axes.index("h")]
@@ -474,8 +477,16 @@ def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Ten
     lengths = [(n, n)] if roles.is_self else [(5, 7), (5, 5), (1, 7)]
     if "n" not in axes:
         lengths = [(1, 7)]
-    key_heads = None if key_heads == heads else key_heads
-    return [InputSizes(batch, heads, queries, keys, width, key_heads=key_heads) for queries, keys in lengths]
+    sizes = InputSizes(
+        batch,
+        heads,
+        *lengths[0],
+        width,
+        key_heads=None if key_heads == heads else key_heads,
+        key_width=None if key_width == width else key_width,
+        value_width=None if value_width == key_width else value_width,
+    )
+    return [replace(sizes, queries=queries, keys=keys) for queries, keys in lengths]
 
 
 def copy_of(module: nn.Module) -> nn.Module:

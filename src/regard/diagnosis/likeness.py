@@ -157,7 +157,7 @@ def likeness(
             return found
     if wrong_in_larger is not None:
         return _mistake_of([wrong_in_larger], reference)
-    return Likeness(_without_matrices(reference), callers[0], is_explained=False)
+    return Likeness(_without_readings(reference, callers[0]), callers[0], is_explained=False)
 
 
 def _equal(way: Way, reference: Reference) -> Likeness:
@@ -227,11 +227,12 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
     A matrix has a role if the numbers of its step are among those that the call computed; if none has, those whose
     names fit best.
     """
-    case, width, key_width = _first_case(caller), caller.argument_width, caller.sizes.key_width
+    case, width, s = _first_case(caller), caller.argument_width, caller.sizes
+    key_width = s.key_width or width
     for num_heads in _numbers_of_heads(caller, reference, width):
-        found = matrices_of(caller.function, num_heads, (width, key_width or width)) if reference.matrices else []
+        found = matrices_of(caller.function, num_heads, (width, key_width)) if reference.matrices else []
         check_names(reference.matrices, found, names)
-        sizes = {"C": width, "K": key_width or width}
+        sizes = {"C": width, "K": key_width, "V": s.value_width or key_width}
         for order, steps in reference.orders.items():
             search = _Search(reference.matrices, found, names, case.numbers.holds, bool(caller.roles.masks))
             for chosen, matrices, agreeing in islice(search.ways(steps, _values(case, num_heads), sizes), MOST_WAYS):
@@ -529,8 +530,12 @@ def _is_known(result: Tensor, earlier: Iterable[Any]) -> bool:
     return Recording(x for x in earlier if isinstance(x, Tensor)).holds(result)
 
 
-def _without_matrices(reference: Reference) -> CheckFinding:
-    """The finding that no parameters have the shapes of the matrices of the reference."""
+def _without_readings(reference: Reference, caller: Caller) -> CheckFinding:
+    """The finding that the steps do not run: no parameters fit its matrices, or the inputs do not fit the steps."""
+    if not reference.matrices:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in caller.shapes(*caller.sizes.sample()))
+        text = f"The steps of {reference.name} do not run with inputs of these shapes: {shapes}."
+        return CheckFinding("steps", "unknown", text, "Give queries and keys of the same width.")
     wanted = ", ".join(f"{role} ({axes.replace(' ', ' x ')})" for role, axes in reference.matrices.items())
     text = f"{reference.name} needs the matrices {wanted}, and the parameters of the function do not fit these shapes."
     remedy = "Say which they are: regard.check(module, like=..., matrices={'query': 'name of a parameter'})."

@@ -231,8 +231,8 @@ def _multi_head(
     return *projections, DOT, SCALE, mask, SOFTMAX, CONTEXT, join, last
 
 
-_THREE = {"query": "D C", "key": "D K", "value": "E K"}
-_FOUR = {"query": "D C", "key": "D K", "value": "D K", "output": "C D"}
+_THREE = {"query": "D C", "key": "D K", "value": "E V"}
+_FOUR = {"query": "D C", "key": "D K", "value": "D V", "output": "C D"}
 
 
 # Blocks

@@ -56,9 +56,9 @@ class Step:
 class Reference:
     """Steps from the inputs `query`, `key` and `value` to `output`, one list for each order of steps that is right.
 
-    `matrices` are the axes (out, in) of the matrices that it needs, in letters: C and K are the widths of query and
-    key, any other letter has one size in all of them. `scale` is the factor of the scores, None for 1 / sqrt(width of
-    a head). With `has_heads` the width is divided into heads.
+    `matrices` are the axes (out, in) of the matrices that it needs, in letters: C, K and V are the widths of query,
+    key and value, any other letter has one size in all of them. `scale` is the factor of the scores, None for
+    1 / sqrt(width of a head). With `has_heads` the width is divided into heads.
     """
 
     name: str

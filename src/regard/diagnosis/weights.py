@@ -122,6 +122,11 @@ def _by_channel_groups(
     if query.shape[-1] != by_channel.shape[1]:
         width = min(query.shape[-1], by_channel.shape[1])
         groups, of_values = [list(range(width))] * len(groups), [sources[:width]] * len(groups)
+    # nor do values of another width than the keys: each head gets its part of all channels
+    if value.shape[-1] != key.shape[-1]:
+        width = min(query.shape[-1], key.shape[-1]) // len(groups)
+        groups = [list(range(h * width, (h + 1) * width)) for h in range(len(groups))]
+        of_values = [tuple(group) for group in groups]
     # heads that sum the same values share a group of keys; `own` is the group of each head
     distinct = list(dict.fromkeys(of_values)) if len(set(of_values)) > 1 else of_values
     key_groups = torch.stack([key[..., list(channels)] for channels in distinct], 1)
