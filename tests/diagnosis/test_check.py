@@ -620,6 +620,35 @@ def test_queries_may_be_narrower_than_the_output():
     assert {finding_of(report, what).verdict for what in ("scale", "query and key", "softmax axis")} == {"right"}
 
 
+@pytest.mark.parametrize("value_width", [4, 12])
+def test_values_may_have_a_width_of_their_own(value_width):
+    """Against the same function of four axes, where a head shows its queries and keys itself."""
+
+    def attention(q, k, v):
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    q, k, v = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, value_width)
+    heads = (x[:, None].expand(-1, 3, -1, -1) for x in (q, k, v))
+    for report in (rg.check(attention, q, k, v), rg.check(attention, *heads)):
+        assert report.ok and report.mechanism in ("multi_head", "cross"), str(report)
+        assert "1/sqrt(8)" in finding_of(report, "scale").evidence
+    wrong = rg.check(lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, q, k, v)
+    assert wrong.mistakes == ("the scores have another factor",)
+
+
+def test_a_causal_mask_of_weights_of_both_signs_is_seen():
+    """Of one sequence without heads, each pair has one weight, and it may be negative."""
+
+    def signed(q, k, v, offset=0):
+        return (q @ k.mT / q.shape[-1] ** 0.5).tril(offset) @ v
+
+    for offset, words in ((0, "up to i, and none after"), (1, "query i sees key i + 1")):
+        report = rg.check(lambda q, k, v, offset=offset: signed(q, k, v, offset), *torch.randn(3, 5, 16))
+        assert words in finding_of(report, "future").evidence
+    negative = rg.check(lambda q, k, v: -(q @ k.mT).abs().tril() @ v)
+    assert "up to i, and none after" in finding_of(negative, "future").evidence
+
+
 def test_causal_is_said_only_where_no_later_key_is_visible():
     """A window of both sides is not causal, and keys that are chosen by their scores have no order at all."""
 

@@ -439,7 +439,7 @@ class _Examination:
 
     def is_plausible(self) -> bool:
         """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
-        return self.measurement is not None and bool(((self.measurement.weights > 1e-6).sum(-1) > 1).any())
+        return self.measurement is not None and bool(((self.measurement.weights.abs() > 1e-6).sum(-1) > 1).any())
 
     def is_of_one_token(self) -> bool:
         """Whether the query has an axis of tokens, but runs with one token only: mistakes of other axes do not show."""

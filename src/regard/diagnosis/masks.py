@@ -333,8 +333,8 @@ def after_softmax_finding(plain: Measurement | None, causal: Measurement, switch
 
 
 def visible_pairs(measurement: Measurement) -> Tensor:
-    """Pairs (I, J) with a weight, in some head of some sequence."""
-    return (measurement.weights.nan_to_num() > 1e-9).any(1).any(0)
+    """Pairs (I, J) with a weight, of either sign, in some head of some sequence."""
+    return (measurement.weights.nan_to_num().abs() > 1e-9).any(1).any(0)
 
 
 def causal_pattern(visible: Tensor) -> str:
