@@ -116,29 +116,30 @@ def mistakes_of(steps: Iterable[Step]) -> list[Mistake]:
 # Parts that references share. Values are (B, H, n, D) inside, with one head where a function has none.
 
 
-def projection(role: str, source: str, others: Iterable[str] = ()) -> Step:
-    """An input (B, 1, n, C) times the matrix of a role, in heads (B, H, n, D).
+def projection(
+    role: str,
+    source: str,
+    into: str,
+    more: Mapping[str, Formula],
+    arrange: Callable[[Values, Tensor], Tensor] = lambda x, y: y,
+) -> Step:
+    """The value `source` times the matrix of a role, with the mistakes of every matrix, and `more`.
 
-    `source` is the name of the input, and `others` are roles whose matrices may be taken by mistake.
+    `arrange` gets all values and the product, and divides its width into heads, for example.
     """
-    mistakes: dict[str, Formula] = {
-        f"the {role} is not projected": lambda x: in_heads(getattr(x, source), x.num_heads),
-        f"the bias of the {role} is missing": lambda x: in_heads(
-            functional.linear(getattr(x, source), x.matrices[role].weight), x.num_heads
+
+    def formula(product: Callable[[Matrix, Tensor], Tensor]) -> Formula:
+        return lambda x: arrange(x, product(x.matrices[role], getattr(x, source)))
+
+    mistakes = {
+        f"the {role} is not projected": formula(lambda matrix, y: y),
+        f"the bias of the {role} is missing": formula(lambda matrix, y: functional.linear(y, matrix.weight)),
+        f"the matrix of the {role} is transposed": formula(
+            lambda matrix, y: functional.linear(y, matrix.weight.mT, matrix.bias)
         ),
-        f"the matrix of the {role} is transposed": lambda x: in_heads(
-            functional.linear(getattr(x, source), x.matrices[role].weight.mT, x.matrices[role].bias), x.num_heads
-        ),
-        f"the heads of the {role} are split by .view without .transpose": lambda x: split_by_view(
-            x.matrices[role](getattr(x, source)), x.num_heads
-        ),
+        **more,
     }
-    for other in others:
-        mistakes[f"the {role} is projected by the matrix of the {other}"] = lambda x, other=other: in_heads(  # type: ignore[misc]
-            x.matrices[other](getattr(x, source)), x.num_heads
-        )
-    right: Formula = lambda x: in_heads(x.matrices[role](getattr(x, source)), x.num_heads)  # noqa: E731
-    return Step(f"projection of the {role}", role[0], right, mistakes, role)
+    return Step(f"projection of the {role}", into, formula(lambda matrix, y: matrix(y)), mistakes, role)
 
 
 def in_heads(x: Tensor, num_heads: int) -> Tensor:
