@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,7 @@ from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.cached_calls import cache_finding
-from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of, copy_of, without_rounding
+from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, Subject, callers_of, copy_of, without_rounding
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.likeness import likeness, reference_named
 from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
@@ -147,14 +148,29 @@ def check(
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
     with state.limited(name_of(subject)), of_threads(1):
         if like in MASKS:
-            if not callable(subject):
-                raise RegardError(f"check(like={like!r}): {name_of(subject)} is no function that builds a mask.")
-            if inputs:
-                raise RegardError(f"check(like={like!r}): it takes no inputs, but calls the function with lengths.")
-            call, finding = mask_finding_beside(str(like), subject, mask)
-            equal = (str(like),) if finding.verdict == "right" else ()
-            return CheckReport(name_of(subject), f"{name_of(subject)}{call}", (finding,), equal)
-        return _report(subject, inputs, (mask, scale), seed, state, reference, matrices)
+            return _report_of_mask(str(like), subject, inputs, mask)
+        if inspect.isclass(subject):
+            subject = build(subject)
+        if isinstance(subject, _PIECES):
+            return law_report(subject, inputs, state)
+        if not callable(subject):
+            raise RegardError(
+                f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
+            )
+        function = copy_of(subject).eval() if isinstance(subject, nn.Module) else subject
+        with torch.random.fork_rng(devices=[]):
+            return _report(Subject(function, inputs, seed, mask, scale, matrices, state), reference)
+
+
+def _report_of_mask(like: str, subject: Any, inputs: tuple[Tensor, ...], meant: str | None) -> CheckReport:
+    """The report of a function that builds a mask; `meant` is the sense that the user means."""
+    name = name_of(subject)
+    if not callable(subject):
+        raise RegardError(f"check(like={like!r}): {name} is no function that builds a mask.")
+    if inputs:
+        raise RegardError(f"check(like={like!r}): it takes no inputs, but calls the function with lengths.")
+    call, finding = mask_finding_beside(like, subject, meant)
+    return CheckReport(name, f"{name}{call}", (finding,), (like,) if finding.verdict == "right" else ())
 
 
 def _check_matrices(matrices: object, like: str | None) -> None:
@@ -171,77 +187,48 @@ def _check_matrices(matrices: object, like: str | None) -> None:
         raise RegardError(f"check(matrices={matrices!r}): {reason}.")
 
 
-def _report(
-    subject: Any,
-    inputs: tuple[Tensor, ...],
-    meant: tuple[str | None, float | None],
-    seed: int,
-    progress: CheckProgress,
-    reference: Reference | None,
-    names: Mapping[str, str],
-) -> CheckReport:
-    """The report; `meant` are the sense of the mask and the factor of the scores, `names` those of matrices."""
-    if inspect.isclass(subject):
-        subject = build(subject)
-    if isinstance(subject, _PIECES):
-        return law_report(subject, inputs, progress)
-    if not callable(subject):
-        raise RegardError(
-            f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
-        )
-    function = copy_of(subject).eval() if isinstance(subject, nn.Module) else subject
-    with torch.random.fork_rng(devices=[]):
-        if reference is not None:
-            return _report_beside(function, subject, inputs, meant, seed, progress, reference, names)
-        best = _best_examination(callers_of(function, inputs, seed, progress), *meant)
-        findings, equal = best.findings(), best.equal
-        # a function of one input in which no token sees another may add positions, which is no mistake
-        if best.isolation is not None and best.caller.roles.is_self:
-            positions = _positions_of(function, best.caller, inputs, seed, progress)
-            findings, equal = positions or (findings, equal)
-        elif not any(finding.verdict == "wrong" for finding in findings):
-            findings += _steps_findings(function, best, inputs, seed, progress)
-        return CheckReport(name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(findings), equal)
+def _report(subject: Subject, reference: Reference | None) -> CheckReport:
+    """The report of a function; with a reference, that of what it should be like."""
+    if reference is not None:
+        return _report_beside(subject, reference)
+    best = _best_examination(subject, callers_of(subject))
+    findings, equal = best.findings(), best.equal
+    # a function of one input in which no token sees another may add positions, which is no mistake
+    if best.isolation is not None and best.caller.roles.is_self:
+        findings, equal = _positions_of(subject, best.caller) or (findings, equal)
+    elif not any(finding.verdict == "wrong" for finding in findings):
+        findings += _steps_findings(subject, best)
+    return _report_of(best.caller, findings, equal)
 
 
-def _report_beside(
-    function: Callable[..., Any],
-    subject: Any,
-    inputs: tuple[Tensor, ...],
-    meant: tuple[str | None, float | None],
-    seed: int,
-    progress: CheckProgress,
-    reference: Reference,
-    names: Mapping[str, str],
-) -> CheckReport:
-    """The report of a function that should be like a reference. If its steps are right, all else is checked too.
+def _report_of(caller: Caller, findings: list[CheckFinding], equal: tuple[str, ...]) -> CheckReport:
+    name = name_of(caller.function)
+    return CheckReport(name, f"{name}{caller.text}", tuple(findings), equal)
 
-    `function` is the subject, or a copy of a module in evaluation; `meant` and `names` are as in `_report`.
-    """
-    progress.begin("steps")
-    found = likeness(function, reference, inputs, names, seed, progress)
+
+def _report_beside(subject: Subject, reference: Reference) -> CheckReport:
+    """The report of a function that should be like a reference. If its steps are right, all else is checked too."""
+    subject.progress.begin("steps")
+    found = likeness(subject, reference)
     steps, caller = found.finding, found.caller
     findings, equal = found.findings, (reference.name,) if steps.verdict == "right" else ()
-    progress.add(findings)
+    subject.progress.add(findings)
     if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
-        mask, scale = meant
-        best = _best_examination([caller], mask, reference.scale if scale is None else scale)
+        scale = reference.scale if subject.scale is None else subject.scale
+        best = _best_examination(replace(subject, scale=scale), [caller])
         # what the steps have decided already is not said twice
         known = {*DECIDED_BY_STEPS, *(finding.what for finding in findings)}
         findings = [*findings, *(finding for finding in best.findings() if finding.what not in known)]
-    return CheckReport(name_of(subject), f"{name_of(subject)}{caller.text}", tuple(findings), equal)
+    return _report_of(caller, findings, equal)
 
 
-def _positions_of(
-    function: Callable[..., Any], caller: Caller, inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
-) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
+def _positions_of(subject: Subject, caller: Caller) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
     """The findings and the name of a function that adds positions, or rotates by them; None if it does neither.
 
     A function that adds the same numbers to any input, other ones for each token, adds positions of its own.
     """
     for name in POSITIONS:
-        is_rounding = caller.undone.rounding
-        found = likeness(function, REFERENCES[name], inputs, {}, seed, progress, is_rounding=is_rounding).finding
+        found = likeness(subject, REFERENCES[name], is_rounding=caller.undone.rounding).finding
         if found.verdict == "right":
             return [found], (name,)
     # inputs of two seeds
@@ -258,13 +245,7 @@ def _positions_of(
     return [CheckFinding("steps", "unknown", text, remedy)], ()
 
 
-def _steps_findings(
-    function: Callable[..., Any],
-    best: _Examination,
-    inputs: tuple[Tensor, ...],
-    seed: int,
-    progress: CheckProgress,
-) -> list[CheckFinding]:
+def _steps_findings(subject: Subject, best: _Examination) -> list[CheckFinding]:
     """The steps of what the function seems to be, beside its own; or that it is not known what they should be.
 
     Empty if there is no reference for what it seems to be.
@@ -277,19 +258,16 @@ def _steps_findings(
     is_learned = best.equal[0] in LEARNED
     if not (is_learned or set(best.equal) & set(PLAIN)):
         return []  # measured weights are all that is known of the others
-    progress.begin("steps")
-    is_recurrent, is_module = best.caller.roles.is_recurrent, isinstance(function, nn.Module)
+    subject.progress.begin("steps")
+    is_recurrent, is_module = best.caller.roles.is_recurrent, subject.is_module
     # the references to compare with; the mistake is only searched for in the first of them
     names: Sequence[str] = MODULES if is_module else FUNCTIONS
     if is_learned:
         names = [best.equal[0]]
     elif is_recurrent and is_module:
-        names = ["luong_general"] if any(p.ndim > 1 for p in function.parameters()) else ["luong_dot"]
+        names = ["luong_general"] if any(p.ndim > 1 for p in subject.function.parameters()) else ["luong_dot"]
     is_rounding = best.caller.undone.rounding
-    found = (
-        likeness(function, REFERENCES[name], inputs, {}, seed, progress, name == names[0], is_rounding)
-        for name in names
-    )
+    found = (likeness(subject, REFERENCES[name], name == names[0], is_rounding) for name in names)
     seems = next(found)
     right = next((one.finding for one in (seems, *found) if one.finding.verdict == "right"), None)
     if right is not None:
@@ -304,20 +282,18 @@ def _steps_findings(
     return [CheckFinding("steps", "unknown", text, " ".join([*said, f"If it should be that, say like={names[0]!r}."]))]
 
 
-def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:
+def _best_examination(subject: Subject, callers: list[Caller]) -> _Examination:
     """The examination of the order of axes with the fewest mistakes.
 
-    Mistakes that hide the weights are undone and noted, so that the rest is checked behind them. `mask` and `scale` are
-    what the user means.
+    Mistakes that hide the weights are undone and noted, so that the rest is checked behind them.
     """
     callers = [caller for caller in callers if caller.query_axes != "d"] or callers  # one vector hides other mistakes
-    progress = callers[0].progress
-    progress.begin("precision")
+    subject.progress.begin("precision")
     precision = numerics.precision_finding(callers[0])
-    progress.begin("weights")
+    subject.progress.begin("weights")
     if precision is not None and precision.verdict == "wrong":
         callers = list(map(without_rounding, callers))
-    examinations = [_Examination(caller, mask, scale) for caller in callers]
+    examinations = [_Examination(subject, caller) for caller in callers]
     best = _most_plausible(examinations)
     if best.isolation is not None:
         return best
@@ -326,7 +302,7 @@ def _best_examination(callers: list[Caller], mask: str | None, scale: float | No
         others = [one.caller for one in examinations if not one.is_plausible()]
         variant = next((v for caller in others for v in variants_of(caller)), variant)
     if variant is not None:
-        best = _Examination(variant.caller, mask, scale, (*best.noted, variant.finding))
+        best = _Examination(subject, variant.caller, (*best.noted, variant.finding))
     return best.with_notes(*([precision] if precision is not None else []))
 
 
@@ -392,14 +368,12 @@ def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examinat
 class _Examination:
     """All findings of one function, called with one order of axes. `noted` are findings that were made before.
 
-    `mask` and `scale` are what the user means, None if it is not said. `measurable` calls the function, or a copy with
+    `mask` and `scale` are what the user means (`Subject`). `measurable` calls the function, or a copy with
     identities for its matrices, whose weights can be measured; `measurement` are these. Both are None if there is none.
     """
 
-    def __init__(
-        self, caller: Caller, mask: str | None, scale: float | None, noted: tuple[CheckFinding, ...] = ()
-    ) -> None:
-        self.caller, self.mask, self.scale, self.noted = caller, mask, scale, noted
+    def __init__(self, subject: Subject, caller: Caller, noted: tuple[CheckFinding, ...] = ()) -> None:
+        self.caller, self.mask, self.scale, self.noted = caller, subject.mask, subject.scale, noted
         self.measurable = measurable_caller(caller)
         self.measurement: Measurement | None = None
         if self.measurable is not None:

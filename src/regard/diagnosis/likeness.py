@@ -13,11 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.diagnosis.calling import AXES, Caller, InputSizes, callers_of, copy_of, declared_heads, without_rounding
+from regard.diagnosis.calling import (
+    AXES,
+    Caller,
+    InputSizes,
+    Subject,
+    callers_of,
+    copy_of,
+    declared_heads,
+    without_rounding,
+)
 from regard.diagnosis.mask_builders import MASKS
 from regard.diagnosis.matrices import check_names, fitting, matrices_of, swapped_names, unified
 from regard.diagnosis.numerics import precision_finding
-from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.recording import Recording, recorded
 from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding
@@ -110,29 +118,20 @@ class Likeness:
 
 @torch.no_grad()
 def likeness(
-    function: Callable[..., Any],
-    reference: Reference,
-    inputs: tuple[Tensor, ...],
-    names: Mapping[str, str],
-    seed: int,
-    progress: CheckProgress,
-    names_mistakes: bool = True,
-    is_rounding: bool | None = None,
+    subject: Subject, reference: Reference, names_mistakes: bool = True, is_rounding: bool | None = None
 ) -> Likeness:
     """The verdict about a function beside a reference: equal, a mistake, the first step that differs, or unknown.
 
-    `names` are those that the user gives to matrices, by role. Without `names_mistakes` only a function that is equal
-    has a verdict: the search for a mistake takes longest. `is_rounding`: the function is known to round to half
-    precision inside, or not to; None: it is not known.
+    Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
+    `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
     """
-    function = with_drawn_parameters(function)
-    callers = _callers(function, inputs, seed, progress)
+    callers = _callers(replace(subject, function=with_drawn_parameters(subject.function)))
     if is_rounding:
         callers = list(map(without_rounding, callers))
     # the readings whose numbers differ, and one that is right in a small call, in the larger call where it is not
     every: list[Way] = []
     wrong_in_larger: Way | None = None
-    for way in (way for caller in callers for way in ways_of(caller, reference, names)):
+    for way in (way for caller in callers for way in ways_of(caller, reference, subject.names)):
         if not _agrees(way, way.case, {}):
             every.append(way)
             continue
@@ -149,7 +148,7 @@ def likeness(
         return _different(reference, callers[0])
     # steps may not hold rounded numbers, so all is compared again without the rounding
     if is_rounding is None and (rounding := _rounding(callers[0])) is not None:
-        return replace(likeness(function, reference, inputs, names, seed, progress, True, True), rounding=rounding)
+        return replace(likeness(subject, reference, is_rounding=True), rounding=rounding)
     if every:
         every.sort(key=lambda way: -way.agreeing)
         found = _mistake_of(every[:MOST_TRIED], reference)
@@ -196,14 +195,12 @@ def _rounding(caller: Caller) -> CheckFinding | None:
     return finding if finding is not None and finding.verdict == "wrong" else None
 
 
-def _callers(
-    function: Callable[..., Any], inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
-) -> list[Caller]:
+def _callers(subject: Subject) -> list[Caller]:
     """Calls that return an output for each query; if there are none, all calls that run."""
     try:
-        return callers_of(function, inputs, seed, progress)
+        return callers_of(subject)
     except RegardError:
-        return callers_of(function, inputs, seed, progress, needs_output=False)
+        return callers_of(subject, needs_output=False)
 
 
 def with_drawn_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
