@@ -117,7 +117,7 @@ def _size_of_mixing(caller: Caller, inputs: Inputs, axis: int, of_values: bool =
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference, 0 if all are roundings; infinite if one tensor has NaN where the other has a number."""
+    """The largest difference: 0 if all are roundings, else infinite if one of them has NaN somewhere."""
     return 0.0 if close(one, other) else float((one - other).abs().nan_to_num(torch.inf).max())
 
 
