@@ -38,6 +38,7 @@ LAYOUTS = (
     ("d", "nd"),
 )
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
+SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 _DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
 
@@ -262,9 +263,13 @@ class Caller:
         return self.sizes.width * (1 if "h" in self.query_axes else self.sizes.heads)
 
     @property
+    def axes(self) -> str:
+        """The names of the axes of the query: of "bnd" they are "batch, length, width"."""
+        return ", ".join(AXES[axis] for axis in self.query_axes)
+
+    @property
     def text(self) -> str:
         """How the function is called, in words."""
-        names = ", ".join(AXES[axis] for axis in self.query_axes)
         parameters = signature_of(self.function).parameters.values()
         arguments = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         s = self.sizes
@@ -273,7 +278,7 @@ class Caller:
         keys = "" if s.queries == s.keys else f", and {s.keys} keys"
         keys += f" in {s.key_heads} heads" if s.key_heads else ""
         kind = "NumPy arrays" if self.numpy else "tensors"
-        return f"({arguments}), with {kind} ({names}) = ({sizes}){keys}"
+        return f"({arguments}), with {kind} ({self.axes}) = ({sizes}){keys}"
 
 
 def without_rounding(caller: Caller) -> Caller:

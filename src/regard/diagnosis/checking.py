@@ -22,7 +22,7 @@ from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.cached_calls import cache_finding
-from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, Subject, callers_of, copy_of, without_rounding
+from regard.diagnosis.calling import NO_ARGUMENTS, SAY_AXES, Caller, Subject, callers_of, copy_of, without_rounding
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.likeness import likeness, reference_named
 from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
@@ -314,55 +314,39 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
     plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
     plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
     best = min(plausible, key=lambda one: one.num_wrong())
-    return _with_mixed_axes(best, examinations) or _with_more_axes(best, plausible)
+    return _with_wider_axes(best, examinations)
 
 
-def _with_mixed_axes(best: _Examination, others: list[_Examination]) -> _Examination | None:
-    """The result for a function that is right with few axes, but mixes sequences or heads with more; else None.
+def _with_wider_axes(best: _Examination, others: list[_Examination]) -> _Examination:
+    """`best`, or the examination with more axes, for a function that is right with few axes and wrong with more.
 
     An operation over axis 0, such as k - k.mean(0), is over tokens in (n, d), and over the batch in (b, n, d), where it
-    is a mistake. So for (n, d) the result is the examination with more axes.
+    is a mistake. A softmax over dim=1 is over the keys in (n, d), and over the heads in (b, h, n, d). So for (n, d) the
+    examination with more axes counts.
 
     Axis 1 holds the tokens in (b, n, d), and heads in (b, h, n, d). Functions without heads are usual, so for (b, n, d)
-    the result is `best`, if all is right about its scores. Both get a note.
+    `best` counts, if all is right about its scores. Both get a note.
     """
-    axes = best.caller.query_axes
-    if axes not in ("nd", "bnd") or best.num_wrong():
-        return None
+    axes, is_module = best.caller.query_axes, isinstance(best.caller.function, nn.Module)
+    if axes not in WIDER or best.num_wrong():
+        return best
     wider = [one for one in others if one.caller.query_axes in WIDER[axes]]
-    other = next((one for one in wider if {"batch", "heads"} & set(one.wrong_properties())), None)
-    if other is None:
-        return None
-    (mistake,) = (found.mistake for found in other.mixing if found.verdict == "wrong")
-    text = f"With axes ({_named(axes)}) nothing mixes, but with ({_named(other.caller.query_axes)}) {mistake}."
-    note = CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
-    is_right = best.measurement is not None and all(found.verdict == "right" for found in best.score_findings(None))
-    return best.with_notes(note) if axes == "bnd" and is_right else other.with_notes(note)
-
-
-def _named(axes: str) -> str:
-    """The names of axes in words: "bnd" is "batch, length, width"."""
-    return ", ".join(AXES[axis] for axis in axes)
-
-
-def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examination:
-    """`best`, or the examination with heads if only there the softmax is over a wrong axis.
-
-    A softmax over dim=1 is over the keys in (n, d), and over the heads in (b, h, n, d). A function of (n, d) has no
-    batch, so the call with heads counts. With dim=2 the softmax is over the keys in (b, n, d), and over the queries if
-    there are heads: then `best` counts. Both get a note.
-    """
-    axes = best.caller.query_axes
-    if isinstance(best.caller.function, nn.Module) or axes not in ("nd", "bnd") or best.num_wrong():
+    mixed = next((one for one in wider if {"batch", "heads"} & set(one.wrong_properties())), None)
+    if mixed is not None:
+        (mistake,) = (found.mistake for found in mixed.mixing if found.verdict == "wrong")
+        text = f"With axes ({best.caller.axes}) nothing mixes, but with ({mixed.caller.axes}) {mistake}."
+        is_right = best.measurement is not None and all(found.verdict == "right" for found in best.score_findings(None))
+        counts = best if axes == "bnd" and is_right else mixed
+        return counts.with_notes(CheckFinding("axes", "unknown", text, SAY_AXES))
+    of_heads = (
+        one for one in others if "h" in one.caller.query_axes and one.is_plausible() and not one.is_of_one_token()
+    )
+    other = next((one for one in of_heads if one.wrong_properties() == ["softmax axis"]), None)
+    if is_module or other is None:
         return best
-    wrong = (one for one in others if "h" in one.caller.query_axes and one.wrong_properties() == ["softmax axis"])
-    other = next(wrong, None)
-    if other is None:
-        return best
-    text = f"With axes ({_named(axes)}) the softmax is over the keys, but not if there are heads."
-    remedy = "Use dim=-1, which is right for both. Or say which axes you mean: regard.check(function, q, k, v)."
-    note = CheckFinding("softmax axis", "unknown", text, remedy)
-    return other.with_notes(note) if axes == "nd" else best.with_notes(note)
+    text = f"With axes ({best.caller.axes}) the softmax is over the keys, but not if there are heads."
+    remedy = f"Use dim=-1, which is right for both. {SAY_AXES}"
+    return (other if axes == "nd" else best).with_notes(CheckFinding("softmax axis", "unknown", text, remedy))
 
 
 class _Examination:

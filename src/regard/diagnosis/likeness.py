@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
 from regard.diagnosis.calling import (
-    AXES,
+    SAY_AXES,
     Caller,
     InputSizes,
     Subject,
@@ -173,9 +173,8 @@ def _axes_question(way: Way, others: list[Way]) -> CheckFinding | None:
     other = next((o.case.caller for o in others if "b" in o.case.caller.query_axes), None)
     if "b" in way.case.caller.query_axes or other is None:
         return None
-    mine, wider = (", ".join(AXES[axis] for axis in caller.query_axes) for caller in (way.case.caller, other))
-    text = f"With axes ({mine}) its numbers are right, and with ({wider}) they are not."
-    return CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
+    text = f"With axes ({way.case.caller.axes}) its numbers are right, and with ({other.axes}) they are not."
+    return CheckFinding("axes", "unknown", text, SAY_AXES)
 
 
 def _is_one_query(way: Way) -> bool:
