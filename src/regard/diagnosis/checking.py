@@ -62,17 +62,8 @@ MODULES = ("multi_head", "causal_multi_head", "self_attention", "causal_self_att
 #: References of functions in which no token attends to another.
 POSITIONS = ("sinusoidal", "learned_positions", "rope")
 #: Findings that the comparison of steps makes.
-DECIDED_BY_STEPS = (
-    "scores",
-    "scale",
-    "softmax axis",
-    "query and key",
-    "steps",
-    "residual",
-    "groups",
-    "channels",
-    "order",
-)
+DECIDED_BY_STEPS = {"scores", "scale", "softmax axis", "query and key", "steps", "residual"}
+DECIDED_BY_STEPS |= {"groups", "channels", "order"}
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _PIECES = (Attention, CatalogEntry, Bias, Mask, Normalizer, Encoding, Score)
 
@@ -217,7 +208,7 @@ def _report_beside(subject: Subject, reference: Reference) -> CheckReport:
         scale = reference.scale if subject.scale is None else subject.scale
         best = _best_examination(replace(subject, scale=scale), [caller])
         # what the steps have decided already is not said twice
-        known = {*DECIDED_BY_STEPS, *(finding.what for finding in findings)}
+        known = DECIDED_BY_STEPS | {finding.what for finding in findings}
         findings = [*findings, *(finding for finding in best.findings() if finding.what not in known)]
     return _report_of(caller, findings, equal)
 

@@ -18,6 +18,9 @@ from regard.diagnosis.calling import Caller, with_function
 from regard.diagnosis.scores import Product, product_of
 from regard.diagnosis.weights import Measurement, close, measure, with_identities
 
+#: Mechanisms whose masks have too many settings to try.
+UNTRIED = {"block_local", "dilated", "longformer", "bigbird", "tree", "shared_prefix", "neighborhood", "sliding_tiles"}
+
 
 @torch.no_grad()
 def equal_mechanisms(measurement: Measurement, num_heads: int) -> tuple[str, ...]:
@@ -108,8 +111,10 @@ def _weights(
 def _settings(name: str, measurement: Measurement, product: Product | None) -> list[dict[str, Any]]:
     """The arguments of a mechanism that the measured weights suggest, one dict for each way to build it.
 
-    An empty list leaves the mechanism out: its mask has too many settings, or the weights rule it out.
+    An empty list leaves the mechanism out: it is `UNTRIED`, or the weights rule it out.
     """
+    if name in UNTRIED:
+        return []
     factor = product.factor if product is not None and product.factor > 0 else None
     kept = int((measurement.weights > 1e-6).sum(-1).max())
     special: dict[str, list[dict[str, Any]]] = {
@@ -120,14 +125,6 @@ def _settings(name: str, measurement: Measurement, product: Product | None) -> l
         "sparse": [{"alpha": 1.5}, {"alpha": 2.0}],
         "rope": [{"interleaved": False}, {"interleaved": True}],
         "softcap": [{"cap": cap, "is_causal": c} for cap in (20.0, 30.0, 50.0) for c in (True, False)],
-        "block_local": [],
-        "dilated": [],
-        "longformer": [],
-        "bigbird": [],
-        "tree": [],
-        "shared_prefix": [],
-        "neighborhood": [],
-        "sliding_tiles": [],
     }
     either = [{"is_causal": True}, {"is_causal": False}]
     return special.get(name, either if "is_causal" in inspect.signature(mechanisms()[name].build).parameters else [{}])

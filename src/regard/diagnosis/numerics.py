@@ -36,10 +36,8 @@ def gradient_finding(caller: Caller) -> CheckFinding:
     if not caller.takes_gradients():
         text = "The function does not run with tensors that require a gradient."
         return CheckFinding("gradient", "wrong", text, _DETACHED, "the gradient is detached")
-    leaves: dict[str, list[Tensor]] = {}
     query, key, value = inputs = [x.requires_grad_() for x in caller.sizes.sample(8, caller.dtype)]
-    for name, x in zip(caller.roles.inputs, inputs, strict=False):
-        leaves[name] = [x]
+    leaves: dict[str, list[Tensor]] = {name: [x] for name, x in zip(caller.roles.inputs, inputs, strict=False)}
     if isinstance(caller.function, nn.Module):
         learned: list[Tensor] = [
             p for p in caller.function.parameters() if p.requires_grad and p.dtype.is_floating_point
