@@ -182,28 +182,25 @@ def _factor(factor: Callable[[Values], float]) -> Formula:
     return lambda x: x.scores * factor(x)
 
 
-FACTORS: dict[str, Formula] = {
-    "the scores are not scaled": _factor(lambda x: 1.0),
-    "the scores are divided by the root of the width of all heads": _factor(
-        lambda x: (x.q.shape[-1] * x.q.shape[1]) ** -0.5
-    ),
-    "the scores are divided by the width in place of its root": _factor(lambda x: 1 / x.q.shape[-1]),
-    "the scores are multiplied by the root of the width": _factor(lambda x: x.q.shape[-1] ** 0.5),
-    "the scores are divided by the root of the number of heads": _factor(lambda x: x.q.shape[1] ** -0.5),
-    "the scores are divided by the root of the number of keys": _factor(lambda x: x.k.shape[2] ** -0.5),
-    "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
+#: Wrong factors of the scores.
+_FACTORS: dict[str, Callable[[Values], float]] = {
+    "the scores are not scaled": lambda x: 1.0,
+    "the scores are divided by the root of the width of all heads": lambda x: (x.q.shape[-1] * x.q.shape[1]) ** -0.5,
+    "the scores are divided by the width in place of its root": lambda x: 1 / x.q.shape[-1],
+    "the scores are multiplied by the root of the width": lambda x: x.q.shape[-1] ** 0.5,
+    "the scores are divided by the root of the number of heads": lambda x: x.q.shape[1] ** -0.5,
+    "the scores are divided by the root of the number of keys": lambda x: x.k.shape[2] ** -0.5,
+    "the scores are divided by the number of keys": lambda x: 1 / x.k.shape[2],
     # with one head, 1 / D is "the width in place of its root"; the root and the root of the root are tried there
-    "the scores are scaled twice": _factor(lambda x: 1 / x.q.shape[-1] if x.q.shape[1] > 1 else x.q.shape[-1] ** -0.75),
-    "the scores have the opposite sign": _factor(lambda x: -(x.q.shape[-1] ** -0.5)),
-    "the scores are divided by the root of the width of all heads, twice": _factor(
-        lambda x: 1 / (x.q.shape[-1] * x.q.shape[1])
-    ),
+    "the scores are scaled twice": lambda x: 1 / x.q.shape[-1] if x.q.shape[1] > 1 else x.q.shape[-1] ** -0.75,
+    "the scores have the opposite sign": lambda x: -(x.q.shape[-1] ** -0.5),
+    "the scores are divided by the root of the width of all heads, twice": lambda x: 1 / (x.q.shape[-1] * x.q.shape[1]),
 }
 SCALE = Step(
     "scaling",
     "scaled",
     _factor(lambda x: x.q.shape[-1] ** -0.5),
-    FACTORS,
+    {mistake: _factor(factor) for mistake, factor in _FACTORS.items()},
     formula="scores / math.sqrt(q.shape[-1]), with the width of a head",
 )
 #: Luong's scores have no factor.
@@ -248,28 +245,24 @@ def _all_ways_of_hiding(mistake: str, hidden: Callable[[Values], Tensor]) -> dic
     }
 
 
+#: Keys that are hidden where all should be visible, (I, J) or (J,).
+_HIDDEN: dict[str, Callable[[Values], Tensor]] = {
+    "later keys are hidden": lambda x: _distances(x) > 0,
+    "earlier keys are hidden": lambda x: _distances(x) < 0,
+    "the mask hides the own token": lambda x: _distances(x) == 0,
+    "the last key is hidden": lambda x: torch.arange(x.k.shape[2]) == x.k.shape[2] - 1,
+    "the first key is hidden": lambda x: torch.arange(x.k.shape[2]) == 0,
+    "scores of 0 and less are hidden": lambda x: x.scaled <= 0,
+}
+for _size in (2, 3, 4, 8, 16, 32):
+    _HIDDEN[f"keys at a distance of {_size} and more are hidden"] = lambda x, n=_size: _distances(x).abs() >= n  # type: ignore[misc]
+for _size in (4, 8, 16, 32):
+    _HIDDEN[f"keys from number {_size} on are hidden"] = lambda x, n=_size: torch.arange(x.k.shape[2]) >= n  # type: ignore[misc]
 ALL_VISIBLE = Step(
     "mask",
     "masked",
     lambda x: x.scaled,
-    {
-        "later keys are hidden": _hiding(lambda x: _distances(x) > 0),
-        "earlier keys are hidden": _hiding(lambda x: _distances(x) < 0),
-        "the mask hides the own token": _hiding(lambda x: _distances(x) == 0),
-        "the last key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == x.k.shape[2] - 1),
-        "the first key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == 0),
-        "scores of 0 and less are hidden": _hiding(lambda x: x.scaled <= 0),
-        **{
-            f"keys at a distance of {size} and more are hidden": _hiding(
-                lambda x, size=size: _distances(x).abs() >= size
-            )  # type: ignore[misc]
-            for size in (2, 3, 4, 8, 16, 32)
-        },
-        **{
-            f"keys from number {size} on are hidden": _hiding(lambda x, size=size: torch.arange(x.k.shape[2]) >= size)  # type: ignore[misc]
-            for size in (4, 8, 16, 32)
-        },
-    },
+    {mistake: _hiding(hidden) for mistake, hidden in _HIDDEN.items()},
     formula="no mask",
 )
 
