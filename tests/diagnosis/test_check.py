@@ -13,7 +13,7 @@ import regard as rg
 from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, with_a_regard_mask
 from regard.diagnosis.calling import LAYOUTS, Subject, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
-from regard.diagnosis.weights import measurable_caller, measure
+from regard.diagnosis.weights import measure, measured
 from wrong_attentions import AFTER_DROPOUT, WRONG, no_scale, softmax_over_axis_1
 
 #: Right functions that are checked with further seeds: one for each way to find the weights.
@@ -60,7 +60,7 @@ def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
 def test_measured_weights_are_those_of_the_definition(name):
     """Against the mechanism of the catalog in float64, on the same inputs."""
     function, mechanism, _ = RIGHT[name]
-    caller = next(c for c in callers_of(Subject(function)) if measurable_caller(c) is not None)
+    caller = next(c for c in callers_of(Subject(function)) if measured(c) is not None)
     caller = replace(caller, sizes=replace(caller.sizes, keys=caller.sizes.queries))
     inputs = caller.sizes.sample(5)
     arguments = {"num_heads": caller.sizes.heads} if mechanism == "alibi" else {}
@@ -71,7 +71,7 @@ def test_measured_weights_are_those_of_the_definition(name):
 def test_weights_of_a_module_are_measured_head_by_head():
     module = MultiHead(16, 4, dropout=0.0).double().eval()
     (caller, *_) = callers_of(Subject(module))
-    found = measure(measurable_caller(caller), caller.sizes.sample(0))
+    found = measure(measured(caller)[0], caller.sizes.sample(0))
     assert found.weights.shape == (2, 4, 5, 7)
     with torch.no_grad():
         for layer in (module.W_q, module.W_k, module.W_v, module.W_o):

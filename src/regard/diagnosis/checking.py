@@ -44,7 +44,7 @@ from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, 
 from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.steps import Reference
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
-from regard.diagnosis.weights import Measurement, close, measurable_caller, measure
+from regard.diagnosis.weights import Measurement, close, measure, measured
 from regard.encodings import Encoding
 from regard.masks import Mask
 from regard.normalizers import Normalizer
@@ -349,15 +349,9 @@ class _Examination:
 
     def __init__(self, subject: Subject, caller: Caller, noted: tuple[CheckFinding, ...] = ()) -> None:
         self.caller, self.mask, self.scale, self.noted = caller, subject.mask, subject.scale, noted
-        self.measurable = measurable_caller(caller)
-        self.measurement: Measurement | None = None
-        if self.measurable is not None:
-            self.measurement = self._measured(self.measurable)
-
-    def _measured(self, caller: Caller, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
-        """The measured weights of a call, with the keys that its scores compare; None if they cannot be measured."""
-        measurement = measure(caller, caller.sizes.sample(0, self.caller.dtype), extra)
-        return None if measurement is None else with_own_keys(measurement)
+        found = measured(caller)
+        self.measurable = None if found is None else found[0]
+        self.measurement = None if found is None else with_own_keys(found[1])
 
     def with_notes(self, *findings: CheckFinding) -> _Examination:
         """The same with further findings. The copy keeps what was measured and found."""
@@ -476,9 +470,10 @@ class _Examination:
             return None
         square = invariance.square_caller(self.measurable)
         try:
-            return self._measured(square, extra)
+            measurement = measure(square, square.sizes.sample(0, square.dtype), extra)
         except Exception:  # of the user's function
             return None
+        return None if measurement is None else with_own_keys(measurement)
 
     def visible(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Tensor | None:
         """Pairs (n, n) with a weight where there are as many keys as queries; None if this cannot be measured."""

@@ -193,22 +193,22 @@ def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, 
     return torch.cat(weights, 1), tuple(heads)
 
 
-def measurable_caller(caller: Caller) -> Caller | None:
-    """The function, or a copy of the module with identities for its matrices, whose weights can be measured.
+def measured(caller: Caller) -> tuple[Caller, Measurement] | None:
+    """The function, or a copy of the module with identities for its matrices, whose weights can be measured; and these.
 
-    If this does not suffice, norms are identities too.
+    If this does not suffice, norms are identities too. None if none of them can be measured.
     """
     inputs = caller.sizes.sample(0, caller.dtype)
-    copies = (caller.function, with_identities(caller.function), without_norms(caller.function))
-    for function in copies:
+    for function in (caller.function, with_identities(caller.function), without_norms(caller.function)):
         if function is None:
             continue
         other = with_function(caller, function)
         try:
-            if measure(other, inputs) is not None:
-                return other
+            measurement = measure(other, inputs)
         except Exception:  # the copy may not run
             continue
+        if measurement is not None:
+            return other, measurement
     return None
 
 
