@@ -16,7 +16,7 @@ from regard.diagnosis.weights import close
 
 #: Tokens of the text, and of its last call where several tokens come at once (`_several_at_once`).
 LENGTH, LAST = 5, 2
-JOIN = "Join both at the end, along the axis of tokens: torch.cat((cache, new), -2)."
+JOIN = "Join both at the end of the cache, along the axis of tokens: torch.cat((cache, new), -2)."
 MASK = "The last query sees all keys: torch.ones(I, J).tril(J - I), for I new tokens and J keys."
 
 

@@ -530,8 +530,3 @@ def widths_of(function: Any) -> list[int]:
         sizes += [size for p in function.parameters() if p.ndim >= 2 for size in (p.shape[-2], p.shape[-1])]
     known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 1]
     return list(dict.fromkeys([*known, 16]))[:6]
-
-
-def with_function(caller: Caller, function: Callable[..., Any]) -> Caller:
-    """The same call of another function."""
-    return replace(caller, function=function)

@@ -31,9 +31,8 @@ from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.signatures import HEADS
 from regard.diagnosis.steps import Matrix, Mistake, Reference, Step, Values, mistakes_of, run
+from regard.diagnosis.weights import TOLERANCE
 
-#: Numbers that differ by less are equal. Functions that compute in float32 must pass.
-TOLERANCE = 1e-4
 #: Ways to give matrices their roles: so many are looked at, and mistakes are tried in so many of them.
 MOST_WAYS, MOST_TRIED = 24, 12
 #: Results of steps that a search for matrices computes, and pairs of mistakes that are tried.
@@ -145,7 +144,8 @@ def likeness(
             every.clear()
             break
     if not names_mistakes:
-        return _different(reference, callers[0])
+        finding = CheckFinding("steps", "unknown", f"Its numbers are not those of {reference.name}.")
+        return Likeness(finding, callers[0], is_explained=False)
     # steps may not hold rounded numbers, so all is compared again without the rounding
     if is_rounding is None and (rounding := _rounding(callers[0])) is not None:
         return replace(likeness(subject, reference, is_rounding=True), rounding=rounding)
@@ -180,12 +180,6 @@ def _axes_question(way: Way, others: list[Way]) -> CheckFinding | None:
 def _is_one_query(way: Way) -> bool:
     """Whether a function of query, key and value got one query alone: it may be wrong for several."""
     return len(way.case.caller.roles.inputs) == 3 and "n" not in way.case.caller.query_axes
-
-
-def _different(reference: Reference, caller: Caller) -> Likeness:
-    """The answer without a search for mistakes: the numbers are not those of the reference."""
-    text = f"Its numbers are not those of {reference.name}."
-    return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
 
 
 def _rounding(caller: Caller) -> CheckFinding | None:
@@ -223,7 +217,7 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
     A matrix has a role if the numbers of its step are among those that the call computed; if none has, those whose
     names fit best.
     """
-    case, width, s = _first_case(caller), caller.argument_width, caller.sizes
+    case, width, s = _case(caller, caller.sizes, 0.7, "", TOLERANCE), caller.argument_width, caller.sizes
     key_width = s.key_width or width
     for num_heads in _numbers_of_heads(caller, reference, width):
         found = matrices_of(caller.function, num_heads, (width, key_width)) if reference.matrices else []
@@ -346,11 +340,6 @@ def _numbers_of_heads(caller: Caller, reference: Reference, width: int) -> list[
     inner = [n for m in modules for name in HEADS if isinstance(n := getattr(m, name, None), int)]
     options = declared_heads(caller.function) or inner or [1, 2, 4, 8]
     return [n for n in dict.fromkeys(options) if width % n == 0]
-
-
-def _first_case(caller: Caller) -> Case:
-    """The call with the caller's own sizes, and scores of usual size."""
-    return _case(caller, caller.sizes, 0.7, "", TOLERANCE)
 
 
 def _further_cases(caller: Caller) -> Iterator[Case]:

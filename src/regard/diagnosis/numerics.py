@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of, with_function
+from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of
 from regard.diagnosis.failures import short_message
 from regard.diagnosis.progress import of_threads
 from regard.diagnosis.report import CheckFinding
@@ -190,7 +190,7 @@ def bfloat16_finding(caller: Caller) -> CheckFinding:
         rounded = in_dtype(caller, torch.bfloat16)
         low = rounded(query, key, value).output
         # the parameters of a module are rounded in both calls
-        exact = in_dtype(with_function(caller, rounded.function), torch.float64)
+        exact = in_dtype(replace(caller, function=rounded.function), torch.float64)
         high = exact(query.double(), key.double(), value.double()).output
     except Exception as error:  # of the user's function
         remedy = "Make constants with dtype=q.dtype, device=q.device; fill with -inf or torch.finfo(q.dtype).min."

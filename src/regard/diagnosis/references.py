@@ -346,17 +346,11 @@ def _angles(x: Values, base: float = 10_000.0, first: int = 0, step: float = 2.0
     return (torch.arange(n, dtype=torch.float64) + first)[:, None] * rates
 
 
-def _alternating(first: Tensor, second: Tensor) -> Tensor:
-    """Channels of two tensors (..., D / 2) in turns, (..., D)."""
-    return torch.stack((first, second), -1).flatten(-2)
-
-
-def _one_after_the_other(first: Tensor, second: Tensor) -> Tensor:
-    """The channels of one tensor (..., D / 2), then those of the other, (..., D)."""
-    return torch.cat((first, second), -1)
-
-
-_ORDERS = {"channels in pairs": _alternating, "channels in halves": _one_after_the_other}
+#: Ways to join the channels of two tensors (..., D / 2): in turns, or one after the other, (..., D).
+_ORDERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "channels in pairs": lambda first, second: torch.stack((first, second), -1).flatten(-2),
+    "channels in halves": lambda first, second: torch.cat((first, second), -1),
+}
 _WRONG_ANGLES: dict[str, Formula] = {
     "the first position is 1": lambda x: _angles(x, first=1),
     "the base is 1,000": lambda x: _angles(x, 1_000.0),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, copy_of, declared_heads, split_heads, with_function
+from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, copy_of, declared_heads, split_heads
 
 #: Values that differ by less are equal: also functions that compute in float32 must pass.
 TOLERANCE = 1e-4
@@ -202,7 +202,7 @@ def measured(caller: Caller) -> tuple[Caller, Measurement] | None:
     for function in (caller.function, with_identities(caller.function), without_norms(caller.function)):
         if function is None:
             continue
-        other = with_function(caller, function)
+        other = replace(caller, function=function)
         try:
             measurement = measure(other, inputs)
         except Exception:  # the copy may not run
