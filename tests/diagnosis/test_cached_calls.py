@@ -66,6 +66,17 @@ class Required(Decoder):
         return super().forward(x, past_key_value)
 
 
+class OfTwoArguments(Decoder):
+    def forward(self, x, past_k, past_v):
+        output, (k, v) = super().forward(x, None if past_k is None else (past_k, past_v))
+        return output, k, v
+
+
+class OfTwoOptionalArguments(Decoder):
+    def forward(self, x, key_cache=None, value_cache=None):
+        return super().forward(x, None if key_cache is None else (key_cache, value_cache))
+
+
 class WithWeights(Decoder):
     def forward(self, x, kv_cache=None):
         output, cache = super().forward(x, kv_cache)
@@ -83,7 +94,10 @@ def step(query, key, value, cache=None):
     return (query @ key.mT / math.sqrt(query.shape[-1])).softmax(-1) @ value, (key, value)
 
 
-@pytest.mark.parametrize("subject", [Decoder, OfDict, OfOneTensor, Required, WithWeights, NotCausal, step])
+RIGHT = [Decoder, OfDict, OfOneTensor, Required, OfTwoArguments, OfTwoOptionalArguments, WithWeights, NotCausal, step]
+
+
+@pytest.mark.parametrize("subject", RIGHT)
 def test_right_caches_have_no_alarm(subject):
     report = rg.check(subject, **MANY)
     assert report.mistakes == () and "cache" not in report.open_questions
@@ -119,6 +133,22 @@ class MaskOfTheFirst(Decoder):
         return torch.ones(I, J, dtype=torch.bool).tril(0 if I > 1 else J - I)
 
 
+class MaskOfTheSquare(Decoder):
+    def visible(self, I, J):
+        return torch.ones(I, J, dtype=torch.bool).tril()
+
+
+class ValuesOfTwoArgumentsInFront(OfTwoArguments, ValuesInFront):
+    pass
+
+
+class PositionsOfTheFirst(Decoder):
+    """Each call adds the positions from 0 on."""
+
+    def forward(self, x, cache=None):
+        return super().forward(x + torch.arange(x.shape[1])[:, None], cache)
+
+
 @pytest.mark.parametrize("like", [None, "causal_multi_head"])
 @pytest.mark.parametrize(
     ("subject", "mistake"),
@@ -128,11 +158,38 @@ class MaskOfTheFirst(Decoder):
         (NotUsed, "the cache is not used"),
         (KeysOfTheLastTwo, "with a cache the outputs are others than in one call"),
         (MaskOfTheFirst, "the causal mask does not count the keys of the cache"),
+        (MaskOfTheSquare, "the causal mask does not count the keys of the cache"),
+        (ValuesOfTwoArgumentsInFront, "the cache joins keys and values in different orders"),
     ],
 )
 def test_mistakes_of_caches_are_named(subject, mistake, like):
     report = rg.check(subject, like=like, **MANY)
     assert report.mistakes == (mistake,) and report.ok is False
+
+
+def remedy_of(subject):
+    return next(finding.remedy for finding in rg.check(subject, **MANY).findings if finding.what == "cache")
+
+
+@pytest.mark.parametrize("subject", [MaskOfTheFirst, MaskOfTheSquare, PositionsOfTheFirst])
+def test_where_keys_and_values_are_joined_right_the_remedy_is_another(subject):
+    assert "tril(J - I)" in remedy_of(subject) and "torch.cat" not in remedy_of(subject)
+
+
+def test_caches_that_are_all_the_keys_there_are_are_the_keys():
+    def decode(q, k_cache, v_cache):
+        return (q @ k_cache.mT / math.sqrt(q.shape[-1])).softmax(-1) @ v_cache
+
+    assert rg.check(decode, **MANY).ok
+
+
+def test_a_cache_of_two_arguments_must_be_two_tensors():
+    class OfKeysAlone(OfTwoArguments):
+        def forward(self, x, past_k, past_v):
+            return super().forward(x, past_k, past_v)[:2]
+
+    (finding,) = (finding for finding in rg.check(OfKeysAlone, **MANY).findings if finding.what == "cache")
+    assert finding.verdict == "unknown" and "no cache of 2" in finding.evidence
 
 
 def test_a_cache_that_is_not_returned_is_not_judged():

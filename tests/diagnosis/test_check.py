@@ -11,9 +11,9 @@ from torch import nn
 
 import regard as rg
 from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, with_a_regard_mask
-from regard.diagnosis.calling import LAYOUTS, argument_tensor, callers_of, canonical_tensor
+from regard.diagnosis.calling import LAYOUTS, Subject, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
-from regard.diagnosis.weights import measurable_caller, measure
+from regard.diagnosis.weights import measure, measured
 from wrong_attentions import AFTER_DROPOUT, WRONG, no_scale, softmax_over_axis_1
 
 #: Right functions that are checked with further seeds: one for each way to find the weights.
@@ -60,7 +60,7 @@ def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
 def test_measured_weights_are_those_of_the_definition(name):
     """Against the mechanism of the catalog in float64, on the same inputs."""
     function, mechanism, _ = RIGHT[name]
-    caller = next(c for c in callers_of(function) if measurable_caller(c) is not None)
+    caller = next(c for c in callers_of(Subject(function)) if measured(c) is not None)
     caller = replace(caller, sizes=replace(caller.sizes, keys=caller.sizes.queries))
     inputs = caller.sizes.sample(5)
     arguments = {"num_heads": caller.sizes.heads} if mechanism == "alibi" else {}
@@ -70,8 +70,8 @@ def test_measured_weights_are_those_of_the_definition(name):
 
 def test_weights_of_a_module_are_measured_head_by_head():
     module = MultiHead(16, 4, dropout=0.0).double().eval()
-    (caller, *_) = callers_of(module)
-    found = measure(measurable_caller(caller), caller.sizes.sample(0))
+    (caller, *_) = callers_of(Subject(module))
+    found = measure(measured(caller)[0], caller.sizes.sample(0))
     assert found.weights.shape == (2, 4, 5, 7)
     with torch.no_grad():
         for layer in (module.W_q, module.W_k, module.W_v, module.W_o):
@@ -618,6 +618,35 @@ def test_queries_may_be_narrower_than_the_output():
     report = rg.check(narrow, torch.randn(2, 5, 8), *torch.randn(2, 2, 6, 16))
     assert "1/sqrt(8)" in finding_of(report, "scale").evidence
     assert {finding_of(report, what).verdict for what in ("scale", "query and key", "softmax axis")} == {"right"}
+
+
+@pytest.mark.parametrize("value_width", [4, 12])
+def test_values_may_have_a_width_of_their_own(value_width):
+    """Against the same function of four axes, where a head shows its queries and keys itself."""
+
+    def attention(q, k, v):
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ v
+
+    q, k, v = torch.randn(2, 5, 8), torch.randn(2, 7, 8), torch.randn(2, 7, value_width)
+    heads = (x[:, None].expand(-1, 3, -1, -1) for x in (q, k, v))
+    for report in (rg.check(attention, q, k, v), rg.check(attention, *heads)):
+        assert report.ok and report.mechanism in ("multi_head", "cross"), str(report)
+        assert "1/sqrt(8)" in finding_of(report, "scale").evidence
+    wrong = rg.check(lambda q, k, v: (q @ k.mT / v.shape[-1] ** 0.5).softmax(-1) @ v, q, k, v)
+    assert wrong.mistakes == ("the scores have another factor",)
+
+
+def test_a_causal_mask_of_weights_of_both_signs_is_seen():
+    """Of one sequence without heads, each pair has one weight, and it may be negative."""
+
+    def signed(q, k, v, offset=0):
+        return (q @ k.mT / q.shape[-1] ** 0.5).tril(offset) @ v
+
+    for offset, words in ((0, "up to i, and none after"), (1, "query i sees key i + 1")):
+        report = rg.check(lambda q, k, v, offset=offset: signed(q, k, v, offset), *torch.randn(3, 5, 16))
+        assert words in finding_of(report, "future").evidence
+    negative = rg.check(lambda q, k, v: -(q @ k.mT).abs().tril() @ v)
+    assert "up to i, and none after" in finding_of(negative, "future").evidence
 
 
 def test_causal_is_said_only_where_no_later_key_is_visible():

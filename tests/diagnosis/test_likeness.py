@@ -158,6 +158,26 @@ def test_a_module_that_runs_in_float32_alone_is_compared():
     assert rg.check(Decoder(True), like="decoder_block").ok
 
 
+def test_inputs_of_three_widths_are_compared():
+    """A layer of torch has one bias for queries, keys and values, and three matrices."""
+    layer = nn.MultiheadAttention(16, 4, kdim=12, vdim=20, batch_first=True)
+    inputs = torch.randn(2, 5, 16), torch.randn(2, 7, 12), torch.randn(2, 7, 20)
+    assert rg.check(layer, *inputs, like="multi_head", mask="drop").ok
+    assert rg.check(
+        lambda q, k, v: dot(q, k, v), *torch.randn(2, 2, 5, 8), inputs[2][:, :5], like="scaled_dot_product"
+    ).ok
+
+
+def test_steps_that_do_not_run_are_said_with_the_shapes_of_the_inputs():
+    def narrow(q, k, v):
+        return dot(q, k[..., :8], v)
+
+    report = rg.check(narrow, torch.randn(2, 5, 8), *torch.randn(2, 2, 6, 16), like="scaled_dot_product")
+    (finding,) = report.findings
+    assert finding.verdict == "unknown" and "q (2, 5, 8), k (2, 7, 16)" in finding.evidence
+    assert "matri" not in finding.evidence + finding.remedy
+
+
 def test_two_mistakes_are_two():
     class Two(Heads):
         def forward(self, x):

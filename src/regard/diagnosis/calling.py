@@ -8,6 +8,7 @@ import io
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -37,6 +38,7 @@ LAYOUTS = (
     ("d", "nd"),
 )
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
+SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 _DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
 
@@ -105,10 +107,10 @@ class NoOutput(ValueError):
 
 @dataclass(frozen=True)
 class InputSizes:
-    """Sizes of the inputs of one call: query (B, H, I, D), key and value (B, G, J, D').
+    """Sizes of the inputs of one call: query (B, H, I, D), key (B, G, J, K) and value (B, G, J, V).
 
-    `width` is D. G is `key_heads` and D' is `key_width`; None if they are those of the query. `seed` is that of the
-    check.
+    `width` is D. G is `key_heads` and K is `key_width`; None if they are those of the query. V is `value_width`; None
+    if it is K. `seed` is that of the check.
     """
 
     batch: int
@@ -119,12 +121,14 @@ class InputSizes:
     seed: int = 0
     key_heads: int | None = None
     key_width: int | None = None
+    value_width: int | None = None
 
     def sample(self, seed: int = 0, dtype: torch.dtype = torch.float64, scale: float = 0.7) -> Inputs:
         """Random query, key and value with the standard deviation `scale`; each check has a `seed` of its own."""
         generator = torch.Generator().manual_seed(1000 * self.seed + seed)
-        of_key = self.batch, self.key_heads or self.heads, self.keys, self.key_width or self.width
-        shapes = [(self.batch, self.heads, self.queries, self.width), of_key, of_key]
+        *of_key, key_width = self.batch, self.key_heads or self.heads, self.keys, self.key_width or self.width
+        shapes = [(self.batch, self.heads, self.queries, self.width), (*of_key, key_width)]
+        shapes.append((*of_key, self.value_width or key_width))
         query, key, value = (scale * torch.randn(s, dtype=torch.float64, generator=generator).to(dtype) for s in shapes)
         return query, key, value
 
@@ -259,9 +263,13 @@ class Caller:
         return self.sizes.width * (1 if "h" in self.query_axes else self.sizes.heads)
 
     @property
+    def axes(self) -> str:
+        """The names of the axes of the query: of "bnd" they are "batch, length, width"."""
+        return ", ".join(AXES[axis] for axis in self.query_axes)
+
+    @property
     def text(self) -> str:
         """How the function is called, in words."""
-        names = ", ".join(AXES[axis] for axis in self.query_axes)
         parameters = signature_of(self.function).parameters.values()
         arguments = ", ".join(str(p.replace(annotation=p.empty)) for p in parameters)
         s = self.sizes
@@ -270,7 +278,7 @@ class Caller:
         keys = "" if s.queries == s.keys else f", and {s.keys} keys"
         keys += f" in {s.key_heads} heads" if s.key_heads else ""
         kind = "NumPy arrays" if self.numpy else "tensors"
-        return f"({arguments}), with {kind} ({names}) = ({sizes}){keys}"
+        return f"({arguments}), with {kind} ({self.axes}) = ({sizes}){keys}"
 
 
 def without_rounding(caller: Caller) -> Caller:
@@ -349,35 +357,49 @@ def _as_weights(x: Tensor, B: int, I: int, J: int) -> Tensor | None:
     return None
 
 
-def callers_of(
-    function: Callable[..., Any],
-    inputs: tuple[Tensor, ...] = (),
-    seed: int = 0,
-    progress: CheckProgress | None = None,
-    needs_output: bool = True,
-) -> list[Caller]:
+@dataclass(frozen=True)
+class Subject:
+    """A function of the user, and how it is to be checked. Of a module it is a copy in evaluation.
+
+    `inputs` are examples of what it takes, and `seed` is that of random inputs. `mask` and `scale` are the sense of
+    masks and the factor of the scores that the user means, None if that is not said. `names` are those of parameters by
+    the roles that the user gives them.
+    """
+
+    function: Callable[..., Any]
+    inputs: tuple[Tensor, ...] = ()
+    seed: int = 0
+    mask: str | None = None
+    scale: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    progress: CheckProgress = field(default_factory=CheckProgress)
+
+    @cached_property
+    def roles(self) -> Roles:
+        return roles_of(self.function)
+
+    @property
+    def is_module(self) -> bool:
+        return isinstance(self.function, nn.Module)
+
+
+def callers_of(subject: Subject, needs_output: bool = True) -> list[Caller]:
     """A caller for each order of axes in which the function runs; those that are more likely come first.
 
-    `inputs` are examples of the user: they give the number of axes, the widths and the heads. With `needs_output` a
-    function that returns no output of its queries, but weights alone, does not count. If no call runs, a `RegardError`
-    lists those that were tried.
+    The user's inputs give the number of axes, the widths and the heads. With `needs_output` a function that returns no
+    output of its queries, but weights alone, does not count. If no call runs, a `RegardError` lists those that were
+    tried.
     """
-    progress = progress or CheckProgress()
-    roles = roles_of(function)
     tried: list[FailedCall] = []
-    for widths in _pairs_of_widths(function, roles, inputs):
-        callers: list[Caller] = []
-        for query_axes, key_axes in _layouts(function, roles, inputs):
-            attempts = _attempts(function, roles, query_axes, key_axes, inputs, widths, tried, progress, needs_output)
-            running = next(attempts, None)
-            if running is not None:
-                callers.append(replace(running, sizes=replace(running.sizes, seed=seed)))
+    for widths in _widths_to_try(subject):
+        attempts = (_attempts(subject, axes, widths, tried, needs_output) for axes in _layouts(subject))
+        callers = [running for of_axes in attempts if (running := next(of_axes, None)) is not None]
         if callers:
             return callers
-    name = f"{name_of(function)}{signature_of(function)}"
+    name = f"{name_of(subject.function)}{signature_of(subject.function)}"
     if is_not_written(tried):
         raise RegardError(f"check: {name} is not written yet. {tried[0].error}. Write its body, and return the output.")
-    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{_remedy(inputs)}")
+    raise RegardError(f"check: {name} could not be called. Tried:\n{listed(tried)}\n{_remedy(subject.inputs)}")
 
 
 def _remedy(inputs: tuple[Tensor, ...]) -> str:
@@ -393,31 +415,26 @@ def _remedy(inputs: tuple[Tensor, ...]) -> str:
     )
 
 
-def _pairs_of_widths(
-    function: Callable[..., Any], roles: Roles, inputs: tuple[Tensor, ...]
-) -> Iterator[list[tuple[int, int]]]:
-    """Lists of (query width, key width) to try: equal widths, then those of an encoder and a decoder.
+def _widths_to_try(subject: Subject) -> Iterator[list[tuple[int, int, int]]]:
+    """Lists of widths of query, key and value to try: equal ones, then those of an encoder and a decoder.
 
-    A list is only tried if none of the pairs before it runs.
+    A list is only tried if nothing in those before it runs.
     """
+    inputs = subject.inputs
     if inputs:
-        yield [(inputs[0].shape[-1], inputs[-1].shape[-1])]
+        yield [(inputs[0].shape[-1], inputs[min(1, len(inputs) - 1)].shape[-1], inputs[-1].shape[-1])]
         return
-    widths = widths_of(function)
-    yield [(width, width) for width in widths]
-    if not roles.is_self and isinstance(function, nn.Module):
-        yield [(first, second) for first in widths for second in widths if first != second]
+    widths = widths_of(subject.function)
+    yield [(width, width, width) for width in widths]
+    if not subject.roles.is_self and subject.is_module:
+        yield [(first, second, second) for first in widths for second in widths if first != second]
 
 
 def _attempts(
-    function: Callable[..., Any],
-    roles: Roles,
-    query_axes: str,
-    key_axes: str,
-    inputs: tuple[Tensor, ...],
-    widths: list[tuple[int, int]],
+    subject: Subject,
+    axes: tuple[str, str],
+    widths: list[tuple[int, int, int]],
     tried: list[FailedCall],
-    progress: CheckProgress,
     needs_output: bool,
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
@@ -426,18 +443,16 @@ def _attempts(
     tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
     require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
-    for width, key_width in widths:
+    function, roles = subject.function, subject.roles
+    for of_inputs in widths:
         is_misshapen = False
-        for sizes in _sizes(function, roles, query_axes, width, inputs):
+        for sizes in _sizes(subject, axes[0], of_inputs):
             if is_misshapen and sizes.queries == 1 and len(roles.inputs) == 3:
                 continue  # a call with several queries had no output for each of them, so one query says little
-            sizes = sizes if key_width == width else replace(sizes, key_width=key_width)
             without_gradients: list[Caller] = []
             for dtype, numpy in ((torch.float64, False), (torch.float32, False), (torch.float64, True)):
-                own = function
-                if isinstance(function, nn.Module):
-                    own = copy_of(function).to(dtype)
-                caller = Caller(own, roles, query_axes, key_axes, sizes, dtype, numpy, progress=progress)
+                own = copy_of(function).to(dtype) if isinstance(function, nn.Module) else function
+                caller = Caller(own, roles, *axes, sizes, dtype, numpy, progress=subject.progress)
                 query, key, value = sizes.sample(0, dtype)
                 try:
                     with torch.no_grad():
@@ -454,32 +469,42 @@ def _attempts(
             yield from without_gradients
 
 
-def _layouts(function: Any, roles: Roles, inputs: tuple[Tensor, ...]) -> list[tuple[str, str]]:
-    """The orders of axes of query and key to try, with as many axes as the user's `inputs` have, if any."""
-    options = [pair for pair in LAYOUTS if not (roles.is_self and pair[0] != pair[1])]
+def _layouts(subject: Subject) -> list[tuple[str, str]]:
+    """The orders of axes of query and key to try, with as many axes as the user's inputs have, if any."""
+    inputs = subject.inputs
+    options = [pair for pair in LAYOUTS if not (subject.roles.is_self and pair[0] != pair[1])]
     if inputs:
         options = [pair for pair in options if len(pair[0]) == inputs[0].ndim and len(pair[1]) == inputs[-1].ndim]
-    if isinstance(function, nn.Module) and any(True for _ in function.parameters()):
+    if subject.is_module and any(True for _ in subject.function.parameters()):
         options.sort(key=lambda pair: "h" in pair[0])  # modules with projections divide the width into heads themselves
     return options
 
 
-def _sizes(function: Any, roles: Roles, axes: str, width: int, inputs: tuple[Tensor, ...]) -> list[InputSizes]:
-    """The sizes to try with these axes and this width, with different numbers of queries and keys first.
+def _sizes(subject: Subject, axes: str, widths: tuple[int, int, int]) -> list[InputSizes]:
+    """The sizes to try with these axes and widths, with different numbers of queries and keys first.
 
-    One query is tried last. A function of one input has as many keys as queries. `inputs` only give the heads.
+    One query is tried last. A function of one input has as many keys as queries. The user's inputs only give the heads.
     """
-    batch = 2 if "b" in axes else 1
+    inputs, (width, key_width, value_width) = subject.inputs, widths
     heads, key_heads = 4 if "h" in axes else 1, None
     if inputs and "h" in axes:
         heads, key_heads = inputs[0].shape[axes.index("h")], inputs[-1].shape[axes.index("h")]
-    head_dim = width // next(iter(declared_heads(function)), 1)
+    head_dim = width // next(iter(declared_heads(subject.function)), 1)
     n = 5 if head_dim > 5 else max(2, head_dim - 1)  # fewer tokens than channels: their weights can be solved for
-    lengths = [(n, n)] if roles.is_self else [(5, 7), (5, 5), (1, 7)]
+    lengths = [(n, n)] if subject.roles.is_self else [(5, 7), (5, 5), (1, 7)]
     if "n" not in axes:
         lengths = [(1, 7)]
-    key_heads = None if key_heads == heads else key_heads
-    return [InputSizes(batch, heads, queries, keys, width, key_heads=key_heads) for queries, keys in lengths]
+    sizes = InputSizes(
+        2 if "b" in axes else 1,
+        heads,
+        *lengths[0],
+        width,
+        subject.seed,
+        key_heads=None if key_heads == heads else key_heads,
+        key_width=None if key_width == width else key_width,
+        value_width=None if value_width == key_width else value_width,
+    )
+    return [replace(sizes, queries=queries, keys=keys) for queries, keys in lengths]
 
 
 def copy_of(module: nn.Module) -> nn.Module:
@@ -509,8 +534,3 @@ def widths_of(function: Any) -> list[int]:
         sizes += [size for p in function.parameters() if p.ndim >= 2 for size in (p.shape[-2], p.shape[-1])]
     known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 1]
     return list(dict.fromkeys([*known, 16]))[:6]
-
-
-def with_function(caller: Caller, function: Callable[..., Any]) -> Caller:
-    """The same call of another function."""
-    return replace(caller, function=function)

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -21,7 +22,7 @@ from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.cached_calls import cache_finding
-from regard.diagnosis.calling import AXES, NO_ARGUMENTS, Caller, callers_of, copy_of, without_rounding
+from regard.diagnosis.calling import NO_ARGUMENTS, SAY_AXES, Caller, Subject, callers_of, copy_of, without_rounding
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.likeness import likeness, reference_named
 from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
@@ -43,7 +44,7 @@ from regard.diagnosis.scores import axis_finding, roles_finding, scale_finding, 
 from regard.diagnosis.signatures import build, name_of
 from regard.diagnosis.steps import Reference
 from regard.diagnosis.variants import Variant, term_finding, variant_of_measured, variants_of
-from regard.diagnosis.weights import Measurement, close, measurable_caller, measure
+from regard.diagnosis.weights import Measurement, close, measure, measured
 from regard.encodings import Encoding
 from regard.masks import Mask
 from regard.normalizers import Normalizer
@@ -61,17 +62,8 @@ MODULES = ("multi_head", "causal_multi_head", "self_attention", "causal_self_att
 #: References of functions in which no token attends to another.
 POSITIONS = ("sinusoidal", "learned_positions", "rope")
 #: Findings that the comparison of steps makes.
-DECIDED_BY_STEPS = (
-    "scores",
-    "scale",
-    "softmax axis",
-    "query and key",
-    "steps",
-    "residual",
-    "groups",
-    "channels",
-    "order",
-)
+DECIDED_BY_STEPS = {"scores", "scale", "softmax axis", "query and key", "steps", "residual"}
+DECIDED_BY_STEPS |= {"groups", "channels", "order"}
 NO_NAMES: Mapping[str, str] = MappingProxyType({})
 _PIECES = (Attention, CatalogEntry, Bias, Mask, Normalizer, Encoding, Score)
 
@@ -147,14 +139,29 @@ def check(
     state = CheckProgress(limit, progress) if progress is not None else CheckProgress(limit)
     with state.limited(name_of(subject)), of_threads(1):
         if like in MASKS:
-            if not callable(subject):
-                raise RegardError(f"check(like={like!r}): {name_of(subject)} is no function that builds a mask.")
-            if inputs:
-                raise RegardError(f"check(like={like!r}): it takes no inputs, but calls the function with lengths.")
-            call, finding = mask_finding_beside(str(like), subject, mask)
-            equal = (str(like),) if finding.verdict == "right" else ()
-            return CheckReport(name_of(subject), f"{name_of(subject)}{call}", (finding,), equal)
-        return _report(subject, inputs, (mask, scale), seed, state, reference, matrices)
+            return _report_of_mask(str(like), subject, inputs, mask)
+        if inspect.isclass(subject):
+            subject = build(subject)
+        if isinstance(subject, _PIECES):
+            return law_report(subject, inputs, state)
+        if not callable(subject):
+            raise RegardError(
+                f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
+            )
+        function = copy_of(subject).eval() if isinstance(subject, nn.Module) else subject
+        with torch.random.fork_rng(devices=[]):
+            return _report(Subject(function, inputs, seed, mask, scale, matrices, state), reference)
+
+
+def _report_of_mask(like: str, subject: Any, inputs: tuple[Tensor, ...], meant: str | None) -> CheckReport:
+    """The report of a function that builds a mask; `meant` is the sense that the user means."""
+    name = name_of(subject)
+    if not callable(subject):
+        raise RegardError(f"check(like={like!r}): {name} is no function that builds a mask.")
+    if inputs:
+        raise RegardError(f"check(like={like!r}): it takes no inputs, but calls the function with lengths.")
+    call, finding = mask_finding_beside(like, subject, meant)
+    return CheckReport(name, f"{name}{call}", (finding,), (like,) if finding.verdict == "right" else ())
 
 
 def _check_matrices(matrices: object, like: str | None) -> None:
@@ -171,80 +178,48 @@ def _check_matrices(matrices: object, like: str | None) -> None:
         raise RegardError(f"check(matrices={matrices!r}): {reason}.")
 
 
-def _report(
-    subject: Any,
-    inputs: tuple[Tensor, ...],
-    meant: tuple[str | None, float | None],
-    seed: int,
-    progress: CheckProgress,
-    reference: Reference | None,
-    names: Mapping[str, str],
-) -> CheckReport:
-    """The report; `meant` are the sense of the mask and the factor of the scores, `names` those of matrices.
-
-    Here and below `subject`, `inputs` and `seed` are the arguments of `check`.
-    """
-    if inspect.isclass(subject):
-        subject = build(subject)
-    if isinstance(subject, _PIECES):
-        return law_report(subject, inputs, progress)
-    if not callable(subject):
-        raise RegardError(
-            f"check: {type(subject).__name__} cannot be called. Give a function, a module or an Attention."
-        )
-    function = copy_of(subject).eval() if isinstance(subject, nn.Module) else subject
-    with torch.random.fork_rng(devices=[]):
-        if reference is not None:
-            return _report_beside(function, subject, inputs, meant, seed, progress, reference, names)
-        best = _best_examination(callers_of(function, inputs, seed, progress), *meant)
-        findings, equal = best.findings(), best.equal
-        # a function of one input in which no token sees another may add positions, which is no mistake
-        if best.isolation is not None and best.caller.roles.is_self:
-            positions = _positions_of(function, best.caller, inputs, seed, progress)
-            findings, equal = positions or (findings, equal)
-        elif not any(finding.verdict == "wrong" for finding in findings):
-            findings += _steps_findings(function, best, inputs, seed, progress)
-        return CheckReport(name_of(subject), f"{name_of(subject)}{best.caller.text}", tuple(findings), equal)
+def _report(subject: Subject, reference: Reference | None) -> CheckReport:
+    """The report of a function; with a reference, that of what it should be like."""
+    if reference is not None:
+        return _report_beside(subject, reference)
+    best = _best_examination(subject, callers_of(subject))
+    findings, equal = best.findings(), best.equal
+    # a function of one input in which no token sees another may add positions, which is no mistake
+    if best.isolation is not None and best.caller.roles.is_self:
+        findings, equal = _positions_of(subject, best.caller) or (findings, equal)
+    elif not any(finding.verdict == "wrong" for finding in findings):
+        findings += _steps_findings(subject, best)
+    return _report_of(best.caller, findings, equal)
 
 
-def _report_beside(
-    function: Callable[..., Any],
-    subject: Any,
-    inputs: tuple[Tensor, ...],
-    meant: tuple[str | None, float | None],
-    seed: int,
-    progress: CheckProgress,
-    reference: Reference,
-    names: Mapping[str, str],
-) -> CheckReport:
-    """The report of a function that should be like a reference. If its steps are right, all else is checked too.
+def _report_of(caller: Caller, findings: list[CheckFinding], equal: tuple[str, ...]) -> CheckReport:
+    name = name_of(caller.function)
+    return CheckReport(name, f"{name}{caller.text}", tuple(findings), equal)
 
-    `function` is the subject, or a copy of a module in evaluation; `meant` and `names` are as in `_report`.
-    """
-    progress.begin("steps")
-    found = likeness(function, reference, inputs, names, seed, progress)
+
+def _report_beside(subject: Subject, reference: Reference) -> CheckReport:
+    """The report of a function that should be like a reference. If its steps are right, all else is checked too."""
+    subject.progress.begin("steps")
+    found = likeness(subject, reference)
     steps, caller = found.finding, found.caller
     findings, equal = found.findings, (reference.name,) if steps.verdict == "right" else ()
-    progress.add(findings)
+    subject.progress.add(findings)
     if steps.verdict == "right" and reference.is_attention and not caller.returns_weights_alone:
-        mask, scale = meant
-        best = _best_examination([caller], mask, reference.scale if scale is None else scale)
+        scale = reference.scale if subject.scale is None else subject.scale
+        best = _best_examination(replace(subject, scale=scale), [caller])
         # what the steps have decided already is not said twice
-        known = {*DECIDED_BY_STEPS, *(finding.what for finding in findings)}
+        known = DECIDED_BY_STEPS | {finding.what for finding in findings}
         findings = [*findings, *(finding for finding in best.findings() if finding.what not in known)]
-    return CheckReport(name_of(subject), f"{name_of(subject)}{caller.text}", tuple(findings), equal)
+    return _report_of(caller, findings, equal)
 
 
-def _positions_of(
-    function: Callable[..., Any], caller: Caller, inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
-) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
+def _positions_of(subject: Subject, caller: Caller) -> tuple[list[CheckFinding], tuple[str, ...]] | None:
     """The findings and the name of a function that adds positions, or rotates by them; None if it does neither.
 
     A function that adds the same numbers to any input, other ones for each token, adds positions of its own.
     """
     for name in POSITIONS:
-        is_rounding = caller.undone.rounding
-        found = likeness(function, REFERENCES[name], inputs, {}, seed, progress, is_rounding=is_rounding).finding
+        found = likeness(subject, REFERENCES[name], is_rounding=caller.undone.rounding).finding
         if found.verdict == "right":
             return [found], (name,)
     # inputs of two seeds
@@ -261,13 +236,7 @@ def _positions_of(
     return [CheckFinding("steps", "unknown", text, remedy)], ()
 
 
-def _steps_findings(
-    function: Callable[..., Any],
-    best: _Examination,
-    inputs: tuple[Tensor, ...],
-    seed: int,
-    progress: CheckProgress,
-) -> list[CheckFinding]:
+def _steps_findings(subject: Subject, best: _Examination) -> list[CheckFinding]:
     """The steps of what the function seems to be, beside its own; or that it is not known what they should be.
 
     Empty if there is no reference for what it seems to be.
@@ -280,19 +249,16 @@ def _steps_findings(
     is_learned = best.equal[0] in LEARNED
     if not (is_learned or set(best.equal) & set(PLAIN)):
         return []  # measured weights are all that is known of the others
-    progress.begin("steps")
-    is_recurrent, is_module = best.caller.roles.is_recurrent, isinstance(function, nn.Module)
+    subject.progress.begin("steps")
+    is_recurrent, is_module = best.caller.roles.is_recurrent, subject.is_module
     # the references to compare with; the mistake is only searched for in the first of them
     names: Sequence[str] = MODULES if is_module else FUNCTIONS
     if is_learned:
         names = [best.equal[0]]
     elif is_recurrent and is_module:
-        names = ["luong_general"] if any(p.ndim > 1 for p in function.parameters()) else ["luong_dot"]
+        names = ["luong_general"] if any(p.ndim > 1 for p in subject.function.parameters()) else ["luong_dot"]
     is_rounding = best.caller.undone.rounding
-    found = (
-        likeness(function, REFERENCES[name], inputs, {}, seed, progress, name == names[0], is_rounding)
-        for name in names
-    )
+    found = (likeness(subject, REFERENCES[name], name == names[0], is_rounding) for name in names)
     seems = next(found)
     right = next((one.finding for one in (seems, *found) if one.finding.verdict == "right"), None)
     if right is not None:
@@ -307,20 +273,18 @@ def _steps_findings(
     return [CheckFinding("steps", "unknown", text, " ".join([*said, f"If it should be that, say like={names[0]!r}."]))]
 
 
-def _best_examination(callers: list[Caller], mask: str | None, scale: float | None) -> _Examination:
+def _best_examination(subject: Subject, callers: list[Caller]) -> _Examination:
     """The examination of the order of axes with the fewest mistakes.
 
-    Mistakes that hide the weights are undone and noted, so that the rest is checked behind them. `mask` and `scale` are
-    what the user means.
+    Mistakes that hide the weights are undone and noted, so that the rest is checked behind them.
     """
     callers = [caller for caller in callers if caller.query_axes != "d"] or callers  # one vector hides other mistakes
-    progress = callers[0].progress
-    progress.begin("precision")
+    subject.progress.begin("precision")
     precision = numerics.precision_finding(callers[0])
-    progress.begin("weights")
+    subject.progress.begin("weights")
     if precision is not None and precision.verdict == "wrong":
         callers = list(map(without_rounding, callers))
-    examinations = [_Examination(caller, mask, scale) for caller in callers]
+    examinations = [_Examination(subject, caller) for caller in callers]
     best = _most_plausible(examinations)
     if best.isolation is not None:
         return best
@@ -329,7 +293,7 @@ def _best_examination(callers: list[Caller], mask: str | None, scale: float | No
         others = [one.caller for one in examinations if not one.is_plausible()]
         variant = next((v for caller in others for v in variants_of(caller)), variant)
     if variant is not None:
-        best = _Examination(variant.caller, mask, scale, (*best.noted, variant.finding))
+        best = _Examination(subject, variant.caller, (*best.noted, variant.finding))
     return best.with_notes(*([precision] if precision is not None else []))
 
 
@@ -341,81 +305,55 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
     plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
     plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
     best = min(plausible, key=lambda one: one.num_wrong())
-    return _with_mixed_axes(best, examinations) or _with_more_axes(best, plausible)
+    return _with_wider_axes(best, examinations)
 
 
-def _with_mixed_axes(best: _Examination, others: list[_Examination]) -> _Examination | None:
-    """The result for a function that is right with few axes, but mixes sequences or heads with more; else None.
+def _with_wider_axes(best: _Examination, others: list[_Examination]) -> _Examination:
+    """`best`, or the examination with more axes, for a function that is right with few axes and wrong with more.
 
     `others` are the examinations of the function with all orders of axes, `best` among them.
 
     An operation over axis 0, such as k - k.mean(0), is over tokens in (n, d), and over the batch in (b, n, d), where it
-    is a mistake. So for (n, d) the result is the examination with more axes.
+    is a mistake. A softmax over dim=1 is over the keys in (n, d), and over the heads in (b, h, n, d). So for (n, d) the
+    examination with more axes counts.
 
     Axis 1 holds the tokens in (b, n, d), and heads in (b, h, n, d). Functions without heads are usual, so for (b, n, d)
-    the result is `best`, if all is right about its scores. Both get a note.
+    `best` counts, if all is right about its scores. Both get a note.
     """
-    axes = best.caller.query_axes
-    if axes not in ("nd", "bnd") or best.num_wrong():
-        return None
+    axes, is_module = best.caller.query_axes, isinstance(best.caller.function, nn.Module)
+    if axes not in WIDER or best.num_wrong():
+        return best
     wider = [one for one in others if one.caller.query_axes in WIDER[axes]]
-    other = next((one for one in wider if {"batch", "heads"} & set(one.wrong_properties())), None)
-    if other is None:
-        return None
-    (mistake,) = (found.mistake for found in other.mixing if found.verdict == "wrong")
-    text = f"With axes ({_named(axes)}) nothing mixes, but with ({_named(other.caller.query_axes)}) {mistake}."
-    note = CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
-    is_right = best.measurement is not None and all(found.verdict == "right" for found in best.score_findings(None))
-    return best.with_notes(note) if axes == "bnd" and is_right else other.with_notes(note)
-
-
-def _named(axes: str) -> str:
-    """The names of axes in words: "bnd" is "batch, length, width"."""
-    return ", ".join(AXES[axis] for axis in axes)
-
-
-def _with_more_axes(best: _Examination, others: list[_Examination]) -> _Examination:
-    """`best`, or the examination with heads if only there the softmax is over a wrong axis.
-
-    `others` are the plausible examinations, `best` among them.
-
-    A softmax over dim=1 is over the keys in (n, d), and over the heads in (b, h, n, d). A function of (n, d) has no
-    batch, so the call with heads counts. With dim=2 the softmax is over the keys in (b, n, d), and over the queries if
-    there are heads: then `best` counts. Both get a note.
-    """
-    axes = best.caller.query_axes
-    if isinstance(best.caller.function, nn.Module) or axes not in ("nd", "bnd") or best.num_wrong():
+    mixed = next((one for one in wider if {"batch", "heads"} & set(one.wrong_properties())), None)
+    if mixed is not None:
+        (mistake,) = (found.mistake for found in mixed.mixing if found.verdict == "wrong")
+        text = f"With axes ({best.caller.axes}) nothing mixes, but with ({mixed.caller.axes}) {mistake}."
+        is_right = best.measurement is not None and all(found.verdict == "right" for found in best.score_findings(None))
+        counts = best if axes == "bnd" and is_right else mixed
+        return counts.with_notes(CheckFinding("axes", "unknown", text, SAY_AXES))
+    of_heads = (
+        one for one in others if "h" in one.caller.query_axes and one.is_plausible() and not one.is_of_one_token()
+    )
+    other = next((one for one in of_heads if one.wrong_properties() == ["softmax axis"]), None)
+    if is_module or other is None:
         return best
-    wrong = (one for one in others if "h" in one.caller.query_axes and one.wrong_properties() == ["softmax axis"])
-    other = next(wrong, None)
-    if other is None:
-        return best
-    text = f"With axes ({_named(axes)}) the softmax is over the keys, but not if there are heads."
-    remedy = "Use dim=-1, which is right for both. Or say which axes you mean: regard.check(function, q, k, v)."
-    note = CheckFinding("softmax axis", "unknown", text, remedy)
-    return other.with_notes(note) if axes == "nd" else best.with_notes(note)
+    text = f"With axes ({best.caller.axes}) the softmax is over the keys, but not if there are heads."
+    remedy = f"Use dim=-1, which is right for both. {SAY_AXES}"
+    return (other if axes == "nd" else best).with_notes(CheckFinding("softmax axis", "unknown", text, remedy))
 
 
 class _Examination:
     """All findings of one function, called with one order of axes. `noted` are findings that were made before.
 
-    `mask` and `scale` are what the user means, None if it is not said. `measurable` calls the function, or a copy with
+    `mask` and `scale` are what the user means (`Subject`). `measurable` calls the function, or a copy with
     identities for its matrices, whose weights can be measured; `measurement` are these. Both are None if there is none.
     """
 
-    def __init__(
-        self, caller: Caller, mask: str | None, scale: float | None, noted: tuple[CheckFinding, ...] = ()
-    ) -> None:
-        self.caller, self.mask, self.scale, self.noted = caller, mask, scale, noted
-        self.measurable = measurable_caller(caller)
-        self.measurement: Measurement | None = None
-        if self.measurable is not None:
-            self.measurement = self._measured(self.measurable)
-
-    def _measured(self, caller: Caller, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Measurement | None:
-        """The measured weights of a call, with the keys that its scores compare; None if they cannot be measured."""
-        measurement = measure(caller, caller.sizes.sample(0, self.caller.dtype), extra)
-        return None if measurement is None else with_own_keys(measurement)
+    def __init__(self, subject: Subject, caller: Caller, noted: tuple[CheckFinding, ...] = ()) -> None:
+        self.caller, self.mask, self.scale, self.noted = caller, subject.mask, subject.scale, noted
+        found = measured(caller)
+        self.measurable = None if found is None else found[0]
+        self.measurement = None if found is None else with_own_keys(found[1])
 
     def with_notes(self, *findings: CheckFinding) -> _Examination:
         """The same with further findings. The copy keeps what was measured and found."""
@@ -446,7 +384,7 @@ class _Examination:
 
     def is_plausible(self) -> bool:
         """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
-        return self.measurement is not None and bool(((self.measurement.weights > 1e-6).sum(-1) > 1).any())
+        return self.measurement is not None and bool(((self.measurement.weights.abs() > 1e-6).sum(-1) > 1).any())
 
     def is_of_one_token(self) -> bool:
         """Whether the query has an axis of tokens, but runs with one token only: mistakes of other axes do not show."""
@@ -537,9 +475,10 @@ class _Examination:
             return None
         square = invariance.square_caller(self.measurable)
         try:
-            return self._measured(square, extra)
+            measurement = measure(square, square.sizes.sample(0, square.dtype), extra)
         except Exception:  # of the user's function
             return None
+        return None if measurement is None else with_own_keys(measurement)
 
     def visible(self, extra: Mapping[str, Any] = NO_ARGUMENTS) -> Tensor | None:
         """Pairs (n, n) with a weight where there are as many keys as queries; None if this cannot be measured."""

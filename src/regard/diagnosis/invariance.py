@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +40,8 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
     if together.shape != alone.shape:
         text = "The batch changes the shape of an output: some product or sum takes the batch for another axis."
         return CheckFinding("batch", "wrong", text, remedy, mistake)
-    if not close(together, alone):
-        text = f"A sequence alone has another output than in a batch, by {_difference(together, alone):.2g}."
+    if size := _difference(together, alone):
+        text = f"A sequence alone has another output than in a batch, by {size:.2g}."
         return CheckFinding("batch", "wrong", text, remedy, mistake)
     return CheckFinding("batch", "right", "Each sequence has the output of a run alone, whatever the others hold.")
 
@@ -113,23 +112,21 @@ def _size_of_mixing(caller: Caller, inputs: Inputs, axis: int, of_values: bool =
         other = _with_others(value, axis, n)
         others = (query, key) if of_values else (_with_others(query, axis, n), _with_others(key, axis, n))
         after = caller(*others, other).output
-        one, same = before.select(axis, n), after.select(axis, n)
-        sizes.append(0.0 if close(one, same) else _difference(one, same))
+        sizes.append(_difference(before.select(axis, n), after.select(axis, n)))
     return max(sizes)
 
 
 def _difference(one: Tensor, other: Tensor) -> float:
-    """The largest difference; infinite if one of them has NaN somewhere."""
-    return float((one - other).abs().nan_to_num(torch.inf).max())
+    """The largest difference: 0 if all are roundings, else infinite if one of them has NaN somewhere."""
+    return 0.0 if close(one, other) else float((one - other).abs().nan_to_num(torch.inf).max())
 
 
-def _changed(inputs: Inputs, part: Callable[[Tensor], Tensor]) -> Inputs:
-    """Copies of the inputs with other numbers in a part: `part` gives a view of a tensor, which is overwritten."""
-    copies = tuple(x.clone() for x in inputs)
-    for x in copies:
-        view = part(x)
-        view.copy_(1 - 2 * view)  # any other numbers
-    return copies  # type: ignore[return-value]
+def _changed(inputs: Inputs, tokens: slice) -> Inputs:
+    """Copies of the inputs (B, H, n, D) with other numbers at some tokens."""
+    query, key, value = (x.clone() for x in inputs)
+    for x in (query, key, value):
+        x[:, :, tokens] = 1 - 2 * x[:, :, tokens]  # any other numbers
+    return query, key, value
 
 
 @torch.no_grad()
@@ -246,10 +243,10 @@ def leak_finding(caller: Caller, extra: dict[str, Any], how: str) -> CheckFindin
     cut = caller.sizes.queries // 2
     inputs = caller.sizes.sample(4, caller.dtype)
     before = caller(*inputs, extra).output[:, :, :cut]
-    after = caller(*_changed(inputs, lambda x: x[:, :, cut:]), extra).output[:, :, :cut]
-    if close(before, after):
+    after = caller(*_changed(inputs, slice(cut, None)), extra).output[:, :, :cut]
+    size = _difference(before, after)
+    if not size:
         return CheckFinding("leak", "right", f"{how}, later tokens do not change the outputs of earlier ones.")
-    size = (before - after).abs().nan_to_num().max()
     text = f"{how}, changed later tokens change earlier outputs by {size:.2g}."
     remedy = "Hide later keys before the softmax, and use no mean or norm over the sequence."
     return CheckFinding("leak", "wrong", text, remedy, "the output leaks the future")
@@ -266,13 +263,12 @@ def padding_finding(caller: Caller, mask: Response) -> CheckFinding:
     # in a function of one input the hidden tokens are queries too, and their outputs may change
     rows = slice(0, s.keys - 2) if caller.roles.is_self else slice(None)
     before = caller(*inputs, extra).output[:, :, rows]
-    query, key, value = _changed(inputs, lambda x: x[:, :, -2:])
+    query, key, value = _changed(inputs, slice(-2, None))
     after = caller(query if caller.roles.is_self else inputs[0], key, value, extra).output[:, :, rows]
-    if close(before, after):
-        return CheckFinding(
-            "padding", "right", f"The values of keys that {mask.parameter} hides do not change the output."
-        )
-    size = (before - after).abs().nan_to_num().max()
+    size = _difference(before, after)
+    if not size:
+        text = f"The values of keys that {mask.parameter} hides do not change the output."
+        return CheckFinding("padding", "right", text)
     text = f"Other values at keys that {mask.parameter} hides change the output by {size:.2g}."
     return CheckFinding("padding", "wrong", text, "Give hidden keys the weight 0.", "hidden keys change the output")
 

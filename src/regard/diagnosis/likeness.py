@@ -13,19 +13,26 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError, nearest
-from regard.diagnosis.calling import AXES, Caller, InputSizes, callers_of, copy_of, declared_heads, without_rounding
+from regard.diagnosis.calling import (
+    SAY_AXES,
+    Caller,
+    InputSizes,
+    Subject,
+    callers_of,
+    copy_of,
+    declared_heads,
+    without_rounding,
+)
 from regard.diagnosis.mask_builders import MASKS
 from regard.diagnosis.matrices import check_names, fitting, matrices_of, swapped_names, unified
 from regard.diagnosis.numerics import precision_finding
-from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.recording import Recording, recorded
 from regard.diagnosis.references import REFERENCES
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.signatures import HEADS
 from regard.diagnosis.steps import Matrix, Mistake, Reference, Step, Values, mistakes_of, run
+from regard.diagnosis.weights import TOLERANCE
 
-#: Numbers that differ by less are equal. Functions that compute in float32 must pass.
-TOLERANCE = 1e-4
 #: Ways to give matrices their roles: so many are looked at, and mistakes are tried in so many of them.
 MOST_WAYS, MOST_TRIED = 24, 12
 #: Results of steps that a search for matrices computes, and pairs of mistakes that are tried.
@@ -110,30 +117,20 @@ class Likeness:
 
 @torch.no_grad()
 def likeness(
-    function: Callable[..., Any],
-    reference: Reference,
-    inputs: tuple[Tensor, ...],
-    names: Mapping[str, str],
-    seed: int,
-    progress: CheckProgress,
-    names_mistakes: bool = True,
-    is_rounding: bool | None = None,
+    subject: Subject, reference: Reference, names_mistakes: bool = True, is_rounding: bool | None = None
 ) -> Likeness:
     """The verdict about a function beside a reference: equal, a mistake, the first step that differs, or unknown.
 
-    `inputs` are examples of the user, and `seed` decides the random inputs; `progress` is that of the check. `names`
-    are those that the user gives to matrices, by role. Without `names_mistakes` only a function that is equal
-    has a verdict: the search for a mistake takes longest. `is_rounding`: the function is known to round to half
-    precision inside, or not to; None: it is not known.
+    Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
+    `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
     """
-    function = with_drawn_parameters(function)
-    callers = _callers(function, inputs, seed, progress)
+    callers = _callers(replace(subject, function=with_drawn_parameters(subject.function)))
     if is_rounding:
         callers = list(map(without_rounding, callers))
     # the readings whose numbers differ, and one that is right in a small call, in the larger call where it is not
     every: list[Way] = []
     wrong_in_larger: Way | None = None
-    for way in (way for caller in callers for way in ways_of(caller, reference, names)):
+    for way in (way for caller in callers for way in ways_of(caller, reference, subject.names)):
         if not _agrees(way, way.case, {}):
             every.append(way)
             continue
@@ -147,10 +144,11 @@ def likeness(
             every.clear()
             break
     if not names_mistakes:
-        return _different(reference, callers[0])
+        finding = CheckFinding("steps", "unknown", f"Its numbers are not those of {reference.name}.")
+        return Likeness(finding, callers[0], is_explained=False)
     # steps may not hold rounded numbers, so all is compared again without the rounding
     if is_rounding is None and (rounding := _rounding(callers[0])) is not None:
-        return replace(likeness(function, reference, inputs, names, seed, progress, True, True), rounding=rounding)
+        return replace(likeness(subject, reference, is_rounding=True), rounding=rounding)
     if every:
         every.sort(key=lambda way: -way.agreeing)
         found = _mistake_of(every[:MOST_TRIED], reference)
@@ -158,7 +156,7 @@ def likeness(
             return found
     if wrong_in_larger is not None:
         return _mistake_of([wrong_in_larger], reference)
-    return Likeness(_without_matrices(reference), callers[0], is_explained=False)
+    return Likeness(_without_readings(reference, callers[0]), callers[0], is_explained=False)
 
 
 def _equal(way: Way, reference: Reference) -> Likeness:
@@ -178,20 +176,13 @@ def _axes_question(way: Way, others: list[Way]) -> CheckFinding | None:
     other = next((o.case.caller for o in others if "b" in o.case.caller.query_axes), None)
     if "b" in way.case.caller.query_axes or other is None:
         return None
-    mine, wider = (", ".join(AXES[axis] for axis in caller.query_axes) for caller in (way.case.caller, other))
-    text = f"With axes ({mine}) its numbers are right, and with ({wider}) they are not."
-    return CheckFinding("axes", "unknown", text, "Say which axes you mean: regard.check(function, q, k, v).")
+    text = f"With axes ({way.case.caller.axes}) its numbers are right, and with ({other.axes}) they are not."
+    return CheckFinding("axes", "unknown", text, SAY_AXES)
 
 
 def _is_one_query(way: Way) -> bool:
     """Whether a function of query, key and value got one query alone: it may be wrong for several."""
     return len(way.case.caller.roles.inputs) == 3 and "n" not in way.case.caller.query_axes
-
-
-def _different(reference: Reference, caller: Caller) -> Likeness:
-    """The answer without a search for mistakes: the numbers are not those of the reference."""
-    text = f"Its numbers are not those of {reference.name}."
-    return Likeness(CheckFinding("steps", "unknown", text), caller, is_explained=False)
 
 
 def _rounding(caller: Caller) -> CheckFinding | None:
@@ -200,14 +191,12 @@ def _rounding(caller: Caller) -> CheckFinding | None:
     return finding if finding is not None and finding.verdict == "wrong" else None
 
 
-def _callers(
-    function: Callable[..., Any], inputs: tuple[Tensor, ...], seed: int, progress: CheckProgress
-) -> list[Caller]:
+def _callers(subject: Subject) -> list[Caller]:
     """Calls that return an output for each query; if there are none, all calls that run."""
     try:
-        return callers_of(function, inputs, seed, progress)
+        return callers_of(subject)
     except RegardError:
-        return callers_of(function, inputs, seed, progress, needs_output=False)
+        return callers_of(subject, needs_output=False)
 
 
 def with_drawn_parameters(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -231,11 +220,12 @@ def ways_of(caller: Caller, reference: Reference, names: Mapping[str, str]) -> I
     A matrix has a role if the numbers of its step are among those that the call computed; if none has, those whose
     names fit best.
     """
-    case, width, key_width = _first_case(caller), caller.argument_width, caller.sizes.key_width
+    case, width, s = _case(caller, caller.sizes, 0.7, "", TOLERANCE), caller.argument_width, caller.sizes
+    key_width = s.key_width or width
     for num_heads in _numbers_of_heads(caller, reference, width):
-        found = matrices_of(caller.function, num_heads, (width, key_width or width)) if reference.matrices else []
+        found = matrices_of(caller.function, num_heads, (width, key_width)) if reference.matrices else []
         check_names(reference.matrices, found, names)
-        sizes = {"C": width, "K": key_width or width}
+        sizes = {"C": width, "K": key_width, "V": s.value_width or key_width}
         for order, steps in reference.orders.items():
             search = _Search(reference.matrices, found, names, case.numbers.holds, bool(caller.roles.masks))
             for chosen, matrices, agreeing in islice(search.ways(steps, _values(case, num_heads), sizes), MOST_WAYS):
@@ -353,11 +343,6 @@ def _numbers_of_heads(caller: Caller, reference: Reference, width: int) -> list[
     inner = [n for m in modules for name in HEADS if isinstance(n := getattr(m, name, None), int)]
     options = declared_heads(caller.function) or inner or [1, 2, 4, 8]
     return [n for n in dict.fromkeys(options) if width % n == 0]
-
-
-def _first_case(caller: Caller) -> Case:
-    """The call with the caller's own sizes, and scores of usual size."""
-    return _case(caller, caller.sizes, 0.7, "", TOLERANCE)
 
 
 def _further_cases(caller: Caller) -> Iterator[Case]:
@@ -540,8 +525,12 @@ def _is_known(result: Tensor, earlier: Iterable[Any]) -> bool:
     return Recording(x for x in earlier if isinstance(x, Tensor)).holds(result)
 
 
-def _without_matrices(reference: Reference) -> CheckFinding:
-    """The finding that no parameters have the shapes of the matrices of the reference."""
+def _without_readings(reference: Reference, caller: Caller) -> CheckFinding:
+    """The finding that the steps do not run: no parameters fit its matrices, or the inputs do not fit the steps."""
+    if not reference.matrices:
+        shapes = ", ".join(f"{name} {shape}" for name, shape in caller.shapes(*caller.sizes.sample()))
+        text = f"The steps of {reference.name} do not run with inputs of these shapes: {shapes}."
+        return CheckFinding("steps", "unknown", text, "Give queries and keys of the same width.")
     wanted = ", ".join(f"{role} ({axes.replace(' ', ' x ')})" for role, axes in reference.matrices.items())
     text = f"{reference.name} needs the matrices {wanted}, and the parameters of the function do not fit these shapes."
     remedy = "Say which they are: regard.check(module, like=..., matrices={'query': 'name of a parameter'})."

@@ -12,17 +12,12 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.diagnosis.failures import FailedCall, is_not_written, listed
+from regard.diagnosis.masks import SENSE_TEXTS
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.signatures import name_of, signature_of
 
 #: A number below this hides a pair where it is added to the scores.
 HIDES = -1e3
-#: The words for a sense in which a mask can be read.
-SENSE = {
-    "keep": "True or 1 = may attend",
-    "drop": "True or 1 = may not attend",
-    "additive": "0 = may attend, a large negative number = may not",
-}
 
 
 @dataclass(frozen=True)
@@ -77,14 +72,14 @@ def _finding(name: str, case: MaskCase, built: Tensor, meant: str | None) -> Che
     right = [(s, text) for s, visible in readings for text, mask in case.visible.items() if _fits(visible, mask)]
     senses = [sense for sense, _ in right]
     if right and meant not in (None, *senses):
-        text = f"It is the {what} where {SENSE[senses[0]]}. The check was told: {SENSE[str(meant)]}."
+        text = f"It is the {what} where {SENSE_TEXTS[senses[0]]}. The check was told: {SENSE_TEXTS[str(meant)]}."
         return CheckFinding("steps", "wrong", text, "Return the opposite, ~mask.", "the mask is reversed")
     if right:
         sense, text = right[senses.index(meant) if meant else 0]
-        return CheckFinding("steps", "right", f"It is the {what}{text}: {SENSE[sense]}.")
+        return CheckFinding("steps", "right", f"It is the {what}{text}: {SENSE_TEXTS[sense]}.")
     said = [(s, mistake) for s, visible in readings for mistake, mask in case.wrong.items() if _fits(visible, mask)]
     said = [each for each in said if meant in (None, each[0])] or said
-    mistakes = [f"{mistake} ({SENSE[sense]})" if len(said) > 1 else mistake for sense, mistake in said]
+    mistakes = [f"{mistake} ({SENSE_TEXTS[sense]})" if len(said) > 1 else mistake for sense, mistake in said]
     mistake = ", or ".join(mistakes) or f"the mask is no {what}"
     text = f"With {case.given} it returned a mask {tuple(built.shape)} that differs from the one that is meant."
     return CheckFinding("steps", "wrong", text, "Print the mask of a small example.", mistake)

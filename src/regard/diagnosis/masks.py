@@ -17,9 +17,9 @@ from regard.masks import Mask, mask_tensor
 #: The senses of a mask: True may attend, True may not attend, and numbers that are added to the scores.
 SENSES = ("keep", "drop", "additive")
 SENSE_TEXTS = {
-    "keep": "True (or 1) = may attend",
-    "drop": "True (or 1) = may NOT attend",
-    "additive": "a number that is added to the score: 0 = may attend, -inf = may not",
+    "keep": "True or 1 = may attend",
+    "drop": "True or 1 = may not attend",
+    "additive": "added to the scores: 0 = may attend, -inf or a large negative number = may not",
 }
 #: A pair is hidden if its weight is below this share of its weight without a mask.
 HIDDEN = 1e-3
@@ -27,15 +27,15 @@ HIDDEN = 1e-3
 
 @dataclass(frozen=True)
 class Form:
-    """A shape of a mask, with `shape` in words.
-
-    `of` gives the mask of pairs (B, 1, I, J), and `back` those pairs (B, 1, I, J) that such a mask can hold: of a mask
-    (J,), for example, the first row for all queries and sequences.
-    """
+    """A shape of a mask, with `shape` in words. `of` gives the mask of pairs (B, 1, I, J)."""
 
     shape: str
     of: Callable[[Tensor], Tensor]
-    back: Callable[[Tensor], Tensor]
+
+    def back(self, pairs: Tensor) -> Tensor:
+        """The pairs (B, 1, I, J) that such a mask holds: the first entry of an axis that it lacks stands for all."""
+        of_batch, of_queries = (slice(None) if axis in self.shape else slice(1) for axis in "BI")
+        return pairs[of_batch, :, of_queries].expand_as(pairs)
 
     @property
     def is_padding(self) -> bool:
@@ -79,18 +79,18 @@ def forms(caller: Caller, num_heads: int) -> list[Form]:
     """
     B, I = caller.sizes.batch, caller.sizes.queries
     whole = [
-        Form("(B, 1, I, J)", lambda p: p, lambda p: p),
-        Form("(B, I, J)", lambda p: p[:, 0], lambda p: p),
-        Form("(I, J)", lambda p: p[0, 0], lambda p: p[:1].expand_as(p)),
-        Form("(B, H, I, J)", lambda p: p.expand(-1, num_heads, -1, -1), lambda p: p),
-        Form("(B H, I, J)", lambda p: p.expand(-1, num_heads, -1, -1).flatten(0, 1), lambda p: p),
-        Form("(1, I, J)", lambda p: p[:1, 0], lambda p: p[:1].expand_as(p)),
+        Form("(B, 1, I, J)", lambda p: p),
+        Form("(B, I, J)", lambda p: p[:, 0]),
+        Form("(I, J)", lambda p: p[0, 0]),
+        Form("(B, H, I, J)", lambda p: p.expand(-1, num_heads, -1, -1)),
+        Form("(B H, I, J)", lambda p: p.expand(-1, num_heads, -1, -1).flatten(0, 1)),
+        Form("(1, I, J)", lambda p: p[:1, 0]),
     ]
     by_key = [
-        Form("(B, J)", lambda p: p[:, 0, 0], lambda p: p[:, :, :1].expand_as(p)),
-        Form("(B, 1, 1, J)", lambda p: p[:, :, :1], lambda p: p[:, :, :1].expand_as(p)),
-        Form("(B, 1, J)", lambda p: p[:, 0, :1], lambda p: p[:, :, :1].expand_as(p)),
-        Form("(J,)", lambda p: p[0, 0, 0], lambda p: p[:1, :, :1].expand_as(p)),
+        Form("(B, J)", lambda p: p[:, 0, 0]),
+        Form("(B, 1, 1, J)", lambda p: p[:, :, :1]),
+        Form("(B, 1, J)", lambda p: p[:, 0, :1]),
+        Form("(J,)", lambda p: p[0, 0, 0]),
     ]
     if B == 1 and "b" not in caller.query_axes:
         whole = [whole[2], whole[1], whole[0]]
@@ -272,22 +272,20 @@ def _sense_finding(what: str, response: Response, expected: str | None) -> Check
         return CheckFinding(what, "right", text)
     if response.effect == "additive":
         text += " A mask of True and False only adds 1 to some scores, which hides nothing."
+        mistake = "the mask is added as 0 and 1"
         remedy = "For a boolean mask: scores.masked_fill(~mask, -torch.inf)."
-        if expected is None:
-            return CheckFinding(
-                what, "unknown", text, f'Right if you pass 0 and -inf; then say so: mask="additive". {remedy}'
-            )
-        return CheckFinding(what, "wrong", text, remedy, "the mask is added as 0 and 1")
+        question = f'Right if you pass 0 and -inf; then say so: mask="additive". {remedy}'
+    else:
+        mistake = "the mask is reversed"
+        remedy = "Invert it: scores.masked_fill(~mask, -torch.inf) hides where mask is False."
+        question = 'Right if you mean it, as in nn.MultiheadAttention; then say so: mask="drop". Else invert it: ~mask.'
     if expected is None:
-        remedy = 'Right if you mean it, as in nn.MultiheadAttention; then say so: mask="drop". Else invert it: ~mask.'
-        return CheckFinding(what, "unknown", f"{text} This is the opposite of scaled_dot_product_attention.", remedy)
+        of_torch = "" if response.effect == "additive" else " This is the opposite of scaled_dot_product_attention."
+        return CheckFinding(what, "unknown", f"{text}{of_torch}", question)
     if expected == "additive":
         remedy = "Add the mask to the scores before the softmax: scores + mask."
-        return CheckFinding(
-            what, "wrong", f"{text} You meant: {SENSE_TEXTS[expected]}.", remedy, "the mask is not added to the scores"
-        )
-    remedy = "Invert it: scores.masked_fill(~mask, -torch.inf) hides where mask is False."
-    return CheckFinding(what, "wrong", f"{text} You meant: {SENSE_TEXTS[expected]}.", remedy, "the mask is reversed")
+        mistake = "the mask is not added to the scores"
+    return CheckFinding(what, "wrong", f"{text} You meant: {SENSE_TEXTS[expected]}.", remedy, mistake)
 
 
 #: Effects of a mask that are mistakes: their names, and what was measured.
@@ -337,8 +335,8 @@ def after_softmax_finding(plain: Measurement | None, causal: Measurement, switch
 
 
 def visible_pairs(measurement: Measurement) -> Tensor:
-    """Pairs (I, J) with a weight, in some head of some sequence."""
-    return (measurement.weights.nan_to_num() > 1e-9).any(1).any(0)
+    """Pairs (I, J) with a weight, of either sign, in some head of some sequence."""
+    return (measurement.weights.nan_to_num().abs() > 1e-9).any(1).any(0)
 
 
 def causal_pattern(visible: Tensor) -> str:

@@ -42,12 +42,20 @@ def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list
     linear = {f"{name}.weight" for name, m in module.named_modules() if isinstance(m, nn.Linear)}
     found: list[Matrix] = []
     for name, x in {**parameters, **_of_all_heads(parameters)}.items():
-        bias = parameters.get(re.sub("weight$", "bias", name)) if name.endswith("weight") else None
-        readings = [*_readings(name, x, bias, name in linear or name.endswith("in_proj_weight"))]
+        bias = _bias_of(name, parameters)
+        readings = [*_readings(name, x, bias, name in linear or name.endswith("_proj_weight"))]
         readings += _with_other_bias(name, x, parameters) if bias is None else []
         for matrix in readings:
             found += [matrix, *_of_rows(matrix), *_of_head_blocks(matrix, num_heads), *_of_columns(matrix, widths)]
     return found
+
+
+def _bias_of(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
+    """The bias beside a weight; in torch's attention with inputs of several widths one bias is for q, k and v."""
+    joined = re.fullmatch(r"(.*)([qkv])_proj_weight", name)
+    if joined is not None and f"{joined[1]}in_proj_bias" in parameters:
+        return parameters[f"{joined[1]}in_proj_bias"].chunk(3)["qkv".index(joined[2])]
+    return parameters.get(re.sub("weight$", "bias", name)) if name.endswith("weight") else None
 
 
 def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,12 @@ from torch import Tensor, nn
 
 from regard.base.errors import RegardError
 from regard.catalog import mechanisms
-from regard.diagnosis.calling import Caller, with_function
+from regard.diagnosis.calling import Caller
 from regard.diagnosis.scores import Product, product_of
 from regard.diagnosis.weights import Measurement, close, measure, with_identities
+
+#: Mechanisms whose masks have too many settings to try.
+UNTRIED = {"block_local", "dilated", "longformer", "bigbird", "tree", "shared_prefix", "neighborhood", "sliding_tiles"}
 
 
 @torch.no_grad()
@@ -52,7 +55,7 @@ def learned_mechanism(caller: Caller) -> tuple[str, ...]:
         try:
             module = with_identities(caller.function, joined)
             assert module is not None
-            other = with_function(caller, module)
+            other = replace(caller, function=module)
             measurement = measure(other, (query, key, value))
             shifted = measure(other, (query + shift, key - shift, value))
         except Exception:  # the copy may not run
@@ -114,31 +117,21 @@ def _weights(
 def _settings(name: str, measurement: Measurement, product: Product | None) -> list[dict[str, Any]]:
     """The arguments of a mechanism that the measured weights suggest, one dict for each way to build it.
 
-    An empty list leaves the mechanism out: its mask has too many settings, or the weights rule it out.
+    An empty list leaves the mechanism out: it is `UNTRIED`, or the weights rule it out.
     """
+    if name in UNTRIED:
+        return []
     factor = product.factor if product is not None and product.factor > 0 else None
+    is_scaled = factor is not None and math.isclose(factor, measurement.query.shape[-1] ** -0.5, rel_tol=1e-3)
     kept = int((measurement.weights > 1e-6).sum(-1).max())
     special: dict[str, list[dict[str, Any]]] = {
         "cosine": [{"factor": factor}] if factor else [],
-        "soft_lookup": [{"temperature": 1 / factor}] if factor and not _is_scaled(factor, measurement.query) else [],
+        "soft_lookup": [{"temperature": 1 / factor}] if factor and not is_scaled else [],
         "sliding_window": [{"size": size} for size in range(2, kept + 1)],
         "top_k": [{"k": kept}] if kept < measurement.weights.shape[-1] else [],
         "sparse": [{"alpha": 1.5}, {"alpha": 2.0}],
         "rope": [{"interleaved": False}, {"interleaved": True}],
         "softcap": [{"cap": cap, "is_causal": c} for cap in (20.0, 30.0, 50.0) for c in (True, False)],
-        "block_local": [],
-        "dilated": [],
-        "longformer": [],
-        "bigbird": [],
-        "tree": [],
-        "shared_prefix": [],
-        "neighborhood": [],
-        "sliding_tiles": [],
     }
     either = [{"is_causal": True}, {"is_causal": False}]
     return special.get(name, either if "is_causal" in inspect.signature(mechanisms()[name].build).parameters else [{}])
-
-
-def _is_scaled(factor: float, query: Tensor) -> bool:
-    """Whether the factor is that of scaled dot-product attention, 1 / sqrt(D)."""
-    return math.isclose(factor, query.shape[-1] ** -0.5, rel_tol=1e-3)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of, with_function
+from regard.diagnosis.calling import Caller, Inputs, WithoutRounding, copy_of
 from regard.diagnosis.failures import short_message
 from regard.diagnosis.progress import of_threads
 from regard.diagnosis.report import CheckFinding
@@ -36,10 +36,8 @@ def gradient_finding(caller: Caller) -> CheckFinding:
     if not caller.takes_gradients():
         text = "The function does not run with tensors that require a gradient."
         return CheckFinding("gradient", "wrong", text, _DETACHED, "the gradient is detached")
-    leaves: dict[str, list[Tensor]] = {}
     query, key, value = inputs = [x.requires_grad_() for x in caller.sizes.sample(8, caller.dtype)]
-    for name, x in zip(caller.roles.inputs, inputs, strict=False):
-        leaves[name] = [x]
+    leaves: dict[str, list[Tensor]] = {name: [x] for name, x in zip(caller.roles.inputs, inputs, strict=False)}
     if isinstance(caller.function, nn.Module):
         learned: list[Tensor] = [
             p for p in caller.function.parameters() if p.requires_grad and p.dtype.is_floating_point
@@ -196,7 +194,7 @@ def bfloat16_finding(caller: Caller) -> CheckFinding:
         rounded = in_dtype(caller, torch.bfloat16)
         low = rounded(query, key, value).output
         # the parameters of a module are rounded in both calls
-        exact = in_dtype(with_function(caller, rounded.function), torch.float64)
+        exact = in_dtype(replace(caller, function=rounded.function), torch.float64)
         high = exact(query.double(), key.double(), value.double()).output
     except Exception as error:  # of the user's function
         remedy = "Make constants with dtype=q.dtype, device=q.device; fill with -inf or torch.finfo(q.dtype).min."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 import torch
@@ -22,10 +22,12 @@ from regard.diagnosis.steps import (
     Reference,
     Step,
     Values,
+    in_heads,
     joined,
     norm,
     projection,
     residual,
+    split_by_view,
 )
 
 
@@ -119,33 +121,16 @@ _ADDITIVE_CONTEXT = replace(
 )
 
 
-def _added(role: str, source: str) -> Step:
-    """The projection of query or key for additive scores: the input `source` times the matrix `role`.
-
-    It gives the value `from_query` or `from_key`, (B, 1, n, A).
-    """
-    return Step(
-        f"projection of the {role}",
-        f"from_{role}",
-        lambda x: x.matrices[role](getattr(x, source)),
-        {
-            f"the {role} is not projected": lambda x: getattr(x, source),
-            f"the matrix of the {role} is transposed": lambda x: functional.linear(
-                getattr(x, source), x.matrices[role].weight.mT, x.matrices[role].bias
-            ),
-            f"tanh of the projected {role}": lambda x: x.matrices[role](getattr(x, source)).tanh(),
-            f"the bias of the {role} is missing": lambda x: functional.linear(
-                getattr(x, source), x.matrices[role].weight
-            ),
-        },
-        role,
-    )
+def _added(role: str) -> Step:
+    """The projection of the query or the key for additive scores, `from_query` or `from_key`, (B, 1, n, A)."""
+    tanh: Formula = lambda x: x.matrices[role](getattr(x, role)).tanh()  # noqa: E731
+    return projection(role, role, f"from_{role}", {f"tanh of the projected {role}": tanh})
 
 
 _ADDITIVE = (
     *_INPUTS,
-    _added("query", "query"),
-    _added("key", "key"),
+    _added("query"),
+    _added("key"),
     Step("sum", "sum", _sum, _SUM_MISTAKES),
     _TANH,
     _SCORE,
@@ -184,6 +169,20 @@ def _general(of: str) -> tuple[Step, ...]:
 # Heads
 
 
+def _in_heads(role: str, source: str, into: str, others: Iterable[str]) -> Step:
+    """The projection of the value `source` in heads (B, H, n, D); `others` may be taken by mistake."""
+    more: dict[str, Formula] = {
+        f"the heads of the {role} are split by .view without .transpose": lambda x: split_by_view(
+            x.matrices[role](getattr(x, source)), x.num_heads
+        )
+    }
+    for other in others:
+        more[f"the {role} is projected by the matrix of the {other}"] = lambda x, other=other: in_heads(  # type: ignore[misc]
+            x.matrices[other](getattr(x, source)), x.num_heads
+        )
+    return projection(role, source, into, more, lambda x, y: in_heads(y, x.num_heads))
+
+
 def _multi_head(
     mask: Step, cross: bool = False, prefix: str = "", source: str = "query", memory: str = "key"
 ) -> tuple[Step, ...]:
@@ -192,14 +191,11 @@ def _multi_head(
     `mask` is the step of the mask. With `cross` the memory gives the values too. `prefix` begins the roles of the
     matrices, "cross_" in a decoder. The steps give q, k and v in heads (B, H, n, D), and `output` (B, 1, I, C).
     """
-    roles = {role: f"{prefix}{role}" for role in ("query", "key", "value", "output")}
     inputs = (source, memory, memory if cross or source == memory else "value")
+    *of_inputs, output = (f"{prefix}{role}" for role in ("query", "key", "value", "output"))
     projections = [
-        replace(
-            projection(roles[role], given, [r for r in roles.values() if r not in (roles[role], roles["output"])]),
-            into=role[0],  # q, k or v, whatever the prefix is
-        )
-        for role, given in zip(("query", "key", "value"), inputs, strict=True)
+        _in_heads(role, given, role.removeprefix(prefix)[0], [other for other in of_inputs if other != role])
+        for role, given in zip(of_inputs, inputs, strict=True)
     ]
     join = Step(
         "join of the heads",
@@ -212,27 +208,20 @@ def _multi_head(
             "the mean of the heads is repeated": lambda x: joined(x.context.mean(1, keepdim=True).expand_as(x.context)),
         },
     )
-    output = roles["output"]
-    last = Step(
-        f"projection of the {output}",
+    last = projection(
+        output,
+        "joined",
         "output",
-        lambda x: x.matrices[output](x.joined),
         {
-            "the output is not projected": lambda x: x.joined,
-            "the bias of the output is missing": lambda x: functional.linear(x.joined, x.matrices[output].weight),
-            "the matrix of the output is transposed": lambda x: functional.linear(
-                x.joined, x.matrices[output].weight.mT, x.matrices[output].bias
-            ),
             "the output is projected twice": lambda x: x.matrices[output](x.matrices[output](x.joined)),
             "the input is added to the output": lambda x: x.matrices[output](x.joined) + getattr(x, source),
         },
-        output,
     )
     return *projections, DOT, SCALE, mask, SOFTMAX, CONTEXT, join, last
 
 
-_THREE = {"query": "D C", "key": "D K", "value": "E K"}
-_FOUR = {"query": "D C", "key": "D K", "value": "D K", "output": "C D"}
+_THREE = {"query": "D C", "key": "D K", "value": "E V"}
+_FOUR = {"query": "D C", "key": "D K", "value": "D V", "output": "C D"}
 
 
 # Blocks
@@ -357,17 +346,11 @@ def _angles(x: Values, base: float = 10_000.0, first: int = 0, step: float = 2.0
     return (torch.arange(n, dtype=torch.float64) + first)[:, None] * rates
 
 
-def _alternating(first: Tensor, second: Tensor) -> Tensor:
-    """Channels of two tensors (..., D / 2) in turns, (..., D)."""
-    return torch.stack((first, second), -1).flatten(-2)
-
-
-def _one_after_the_other(first: Tensor, second: Tensor) -> Tensor:
-    """The channels of one tensor (..., D / 2), then those of the other, (..., D)."""
-    return torch.cat((first, second), -1)
-
-
-_ORDERS = {"channels in pairs": _alternating, "channels in halves": _one_after_the_other}
+#: Ways to join the channels of two tensors (..., D / 2): in turns, or one after the other, (..., D).
+_ORDERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "channels in pairs": lambda first, second: torch.stack((first, second), -1).flatten(-2),
+    "channels in halves": lambda first, second: torch.cat((first, second), -1),
+}
 _WRONG_ANGLES: dict[str, Formula] = {
     "the first position is 1": lambda x: _angles(x, first=1),
     "the base is 1,000": lambda x: _angles(x, 1_000.0),

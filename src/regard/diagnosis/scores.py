@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.diagnosis.cached_calls import JOIN
 from regard.diagnosis.calling import Caller, InputSizes
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.weights import TOLERANCE, Measurement, close
@@ -67,15 +68,14 @@ def unmeasured_finding(caller: Caller) -> CheckFinding:
     )
     if isinstance(caller.function, nn.Module):
         tried.append("a copy with identities for matrices and norms")
-        parts = [name for name, module in caller.function.named_modules() if name and "attention" in _words(module)]
+        parts = [
+            name
+            for name, module in caller.function.named_modules()
+            if name and "attention" in type(module).__name__.lower()
+        ]
         remedy += f" Check its part: regard.check(module.{parts[0]})." if parts else ""
     text = f"The output is not weights times values, so its weights cannot be measured. Tried: {'; '.join(tried)}."
     return CheckFinding("scores", "unknown", text, remedy)
-
-
-def _words(module: nn.Module) -> str:
-    """The name of the class of a module in lower case."""
-    return type(module).__name__.lower()
 
 
 def product_of(measurement: Measurement) -> Product | None:
@@ -180,9 +180,8 @@ def roles_finding(measurement: Measurement, is_known: bool) -> CheckFinding:
         )
     if product is not None and product.kind == "reversed":
         text = "Query i gives value j the weight of key i - j: one of them has the newest token first."
-        remedy = "Join both at the end of the cache, along the axis of tokens: torch.cat((cache, new), -2)."
         mistake = "the cache joins keys and values in different orders"
-        return CheckFinding("query and key", "wrong", text, remedy, mistake)
+        return CheckFinding("query and key", "wrong", text, JOIN, mistake)
     if product is None and not is_known:
         text = "The weights are not the softmax of a product of q_i and k_j."
         return CheckFinding("query and key", "unknown", text)

@@ -28,12 +28,13 @@ RECURRENT = {"decoder_hidden", "decoder_state", "decoder_states", "hidden", "hid
 RECURRENT |= {"encoder_output", "encoder_outputs", "encoder_states", "encoder_hiddens"}
 #: Names of a cache of earlier keys and values; the first call has None.
 CACHES = {"cache", "kv_cache", "past", "past_kv", "past_key_value", "past_key_values", "layer_past", "past_keys_values"}
+#: Such an argument for the keys or the values alone, for example `past_k`, `key_cache` or `cached_values`.
+_CACHE_OF_ONE = re.compile("(past|cached?|prev|previous)_(k|v|keys?|values?)|(k|v|keys?|values?)_(cache|past)")
 #: Required arguments that are neither inputs nor masks, and their values; "width" stands for the width of the inputs.
 OTHERS: dict[str, Any] = {
     **dict.fromkeys(("d_k", "dk", "dim", "d_model", "head_dim", "width", "embed_dim", "d", "hidden_size"), "width"),
     **dict.fromkeys(CAUSAL | TRAINING | {"need_weights", "return_weights"}, False),
     **dict.fromkeys(DROPOUT, 0.0),
-    **dict.fromkeys(CACHES, None),
 }
 
 
@@ -42,7 +43,8 @@ class Roles:
     """Names of the arguments of one function: `inputs` in the order query, key, value; then masks and switches.
 
     `positional` are those of the inputs that cannot be given by name. `required` has the values of the other arguments
-    that a call needs; "width" stands for the width of the inputs.
+    that a call needs; "width" stands for the width of the inputs. `caches` are one argument for keys and values
+    together, or one for each.
     """
 
     inputs: tuple[str, ...]
@@ -51,7 +53,7 @@ class Roles:
     causal: str | None
     dropout: str | None
     training: str | None
-    cache: str | None
+    caches: tuple[str, ...]
     required: dict[str, Any]
 
     @property
@@ -111,10 +113,11 @@ def roles_of(function: Callable[..., Any]) -> Roles:
     names = [p.name for p in parameters if p.kind is not p.VAR_POSITIONAL]
     required = [p.name for p in parameters if p.default is p.empty and p.name in names]
     masks = tuple(name for name in names if "mask" in name.lower() or name.lower() in ("valid", "keep", "pad"))
-    inputs = _inputs(names, required, masks)
+    caches = _caches(names, [name for name in required if name not in masks])
+    inputs = _inputs(names, [name for name in required if name not in caches], masks)
     if not inputs and any(p.kind is p.VAR_POSITIONAL for p in parameters):
         inputs = ("q", "k", "v")  # f(*inputs)
-    others = [name for name in required if name not in (*inputs, *masks)]
+    others = [name for name in required if name not in (*inputs, *masks, *caches)]
     unknown = [name for name in others if name.lower() not in OTHERS]
     if not inputs or unknown:
         raise RegardError(_unclear(function, inputs, unknown))
@@ -127,8 +130,8 @@ def roles_of(function: Callable[..., Any]) -> Roles:
         _first(names, CAUSAL),
         _first(names, DROPOUT),
         _first(names, TRAINING),
-        _first(names, CACHES),
-        {name: OTHERS[name.lower()] for name in others} | dict.fromkeys([m for m in masks if m in required]),
+        caches,
+        {name: OTHERS[name.lower()] for name in others} | {m: None for m in (*masks, *caches) if m in required},
     )
 
 
@@ -150,6 +153,18 @@ def _inputs(names: list[str], required: list[str], masks: tuple[str, ...]) -> tu
     if by_role[0] is not None and by_role[1] is None and by_role[2] is not None:
         by_role[1:] = [by_role[2], None]  # f(query, values): the values are the keys too
     return tuple(name for name in by_role if name is not None)
+
+
+def _caches(names: list[str], required: list[str]) -> tuple[str, ...]:
+    """The arguments of a cache: one for keys and values together, or one for each.
+
+    In f(query, key_cache, value_cache) the caches are the keys and values.
+    """
+    if together := _first(names, CACHES):
+        return (together,)
+    caches = tuple(name for name in names if _CACHE_OF_ONE.fullmatch(name.lower()))
+    is_over_them = {name.lower() for name in required if name not in caches} <= {"q", "query", "queries"}
+    return () if is_over_them else caches
 
 
 def _first(names: list[str], known: set[str]) -> str | None:
@@ -175,19 +190,9 @@ def name_of(subject: Any) -> str:
 
 
 #: Arguments of constructors that are the width of a module; of them, those of one head.
-WIDTHS = (
-    "width",
-    "d_model",
-    "embed_dim",
-    "hidden_size",
-    "hidden_dim",
-    "dim",
-    "emb_dim",
-    "embed_size",
-    "d_in",
-    "n_embd",
-)
+WIDTHS = ("width", "d_model", "embed_dim", "hidden_size", "hidden_dim", "dim", "emb_dim", "embed_size", "d_in")
 WIDTHS += (
+    "n_embd",
     "input_dim",
     "in_dim",
     "d_out",
@@ -197,8 +202,8 @@ WIDTHS += (
     "value_dim",
     "hidden",
     "model_dim",
-    "d_embed",
 )
+WIDTHS += ("d_embed",)
 HEAD_WIDTHS = ("head_size", "head_dim", "d_k", "d_v", "dim_head", "dk", "dv")
 HEADS = ("num_heads", "n_heads", "heads", "nhead", "h", "n_head", "num_attention_heads")
 LENGTHS = ("max_len", "max_length", "block_size", "context_length", "seq_len", "max_seq_len", "context_len")

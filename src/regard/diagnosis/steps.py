@@ -56,9 +56,9 @@ class Step:
 class Reference:
     """Steps from the inputs `query`, `key` and `value` to `output`, one list for each order of steps that is right.
 
-    `matrices` are the axes (out, in) of the matrices that it needs, in letters: C and K are the widths of query and
-    key, any other letter has one size in all of them. `scale` is the factor of the scores, None for 1 / sqrt(width of
-    a head). With `has_heads` the width is divided into heads.
+    `matrices` are the axes (out, in) of the matrices that it needs, in letters: C, K and V are the widths of query,
+    key and value, any other letter has one size in all of them. `scale` is the factor of the scores, None for
+    1 / sqrt(width of a head). With `has_heads` the width is divided into heads.
     """
 
     name: str
@@ -116,29 +116,30 @@ def mistakes_of(steps: Iterable[Step]) -> list[Mistake]:
 # Parts that references share. Values are (B, H, n, D) inside, with one head where a function has none.
 
 
-def projection(role: str, source: str, others: Iterable[str] = ()) -> Step:
-    """An input (B, 1, n, C) times the matrix of a role, in heads (B, H, n, D).
+def projection(
+    role: str,
+    source: str,
+    into: str,
+    more: Mapping[str, Formula],
+    arrange: Callable[[Values, Tensor], Tensor] = lambda x, y: y,
+) -> Step:
+    """The value `source` times the matrix of a role, with the mistakes of every matrix, and `more`.
 
-    `source` is the name of the input, and `others` are roles whose matrices may be taken by mistake.
+    `arrange` gets all values and the product, and divides its width into heads, for example.
     """
-    mistakes: dict[str, Formula] = {
-        f"the {role} is not projected": lambda x: in_heads(getattr(x, source), x.num_heads),
-        f"the bias of the {role} is missing": lambda x: in_heads(
-            functional.linear(getattr(x, source), x.matrices[role].weight), x.num_heads
+
+    def formula(product: Callable[[Matrix, Tensor], Tensor]) -> Formula:
+        return lambda x: arrange(x, product(x.matrices[role], getattr(x, source)))
+
+    mistakes = {
+        f"the {role} is not projected": formula(lambda matrix, y: y),
+        f"the bias of the {role} is missing": formula(lambda matrix, y: functional.linear(y, matrix.weight)),
+        f"the matrix of the {role} is transposed": formula(
+            lambda matrix, y: functional.linear(y, matrix.weight.mT, matrix.bias)
         ),
-        f"the matrix of the {role} is transposed": lambda x: in_heads(
-            functional.linear(getattr(x, source), x.matrices[role].weight.mT, x.matrices[role].bias), x.num_heads
-        ),
-        f"the heads of the {role} are split by .view without .transpose": lambda x: split_by_view(
-            x.matrices[role](getattr(x, source)), x.num_heads
-        ),
+        **more,
     }
-    for other in others:
-        mistakes[f"the {role} is projected by the matrix of the {other}"] = lambda x, other=other: in_heads(  # type: ignore[misc]
-            x.matrices[other](getattr(x, source)), x.num_heads
-        )
-    right: Formula = lambda x: in_heads(x.matrices[role](getattr(x, source)), x.num_heads)  # noqa: E731
-    return Step(f"projection of the {role}", role[0], right, mistakes, role)
+    return Step(f"projection of the {role}", into, formula(lambda matrix, y: matrix(y)), mistakes, role)
 
 
 def in_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -181,28 +182,25 @@ def _factor(factor: Callable[[Values], float]) -> Formula:
     return lambda x: x.scores * factor(x)
 
 
-FACTORS: dict[str, Formula] = {
-    "the scores are not scaled": _factor(lambda x: 1.0),
-    "the scores are divided by the root of the width of all heads": _factor(
-        lambda x: (x.q.shape[-1] * x.q.shape[1]) ** -0.5
-    ),
-    "the scores are divided by the width in place of its root": _factor(lambda x: 1 / x.q.shape[-1]),
-    "the scores are multiplied by the root of the width": _factor(lambda x: x.q.shape[-1] ** 0.5),
-    "the scores are divided by the root of the number of heads": _factor(lambda x: x.q.shape[1] ** -0.5),
-    "the scores are divided by the root of the number of keys": _factor(lambda x: x.k.shape[2] ** -0.5),
-    "the scores are divided by the number of keys": _factor(lambda x: 1 / x.k.shape[2]),
+#: Wrong factors of the scores.
+_FACTORS: dict[str, Callable[[Values], float]] = {
+    "the scores are not scaled": lambda x: 1.0,
+    "the scores are divided by the root of the width of all heads": lambda x: (x.q.shape[-1] * x.q.shape[1]) ** -0.5,
+    "the scores are divided by the width in place of its root": lambda x: 1 / x.q.shape[-1],
+    "the scores are multiplied by the root of the width": lambda x: x.q.shape[-1] ** 0.5,
+    "the scores are divided by the root of the number of heads": lambda x: x.q.shape[1] ** -0.5,
+    "the scores are divided by the root of the number of keys": lambda x: x.k.shape[2] ** -0.5,
+    "the scores are divided by the number of keys": lambda x: 1 / x.k.shape[2],
     # with one head, 1 / D is "the width in place of its root"; the root and the root of the root are tried there
-    "the scores are scaled twice": _factor(lambda x: 1 / x.q.shape[-1] if x.q.shape[1] > 1 else x.q.shape[-1] ** -0.75),
-    "the scores have the opposite sign": _factor(lambda x: -(x.q.shape[-1] ** -0.5)),
-    "the scores are divided by the root of the width of all heads, twice": _factor(
-        lambda x: 1 / (x.q.shape[-1] * x.q.shape[1])
-    ),
+    "the scores are scaled twice": lambda x: 1 / x.q.shape[-1] if x.q.shape[1] > 1 else x.q.shape[-1] ** -0.75,
+    "the scores have the opposite sign": lambda x: -(x.q.shape[-1] ** -0.5),
+    "the scores are divided by the root of the width of all heads, twice": lambda x: 1 / (x.q.shape[-1] * x.q.shape[1]),
 }
 SCALE = Step(
     "scaling",
     "scaled",
     _factor(lambda x: x.q.shape[-1] ** -0.5),
-    FACTORS,
+    {mistake: _factor(factor) for mistake, factor in _FACTORS.items()},
     formula="scores / math.sqrt(q.shape[-1]), with the width of a head",
 )
 #: Luong's scores have no factor.
@@ -250,28 +248,24 @@ def _all_ways_of_hiding(mistake: str, hidden: Callable[[Values], Tensor]) -> dic
     }
 
 
+#: Keys that are hidden where all should be visible, (I, J) or (J,).
+_HIDDEN: dict[str, Callable[[Values], Tensor]] = {
+    "later keys are hidden": lambda x: _distances(x) > 0,
+    "earlier keys are hidden": lambda x: _distances(x) < 0,
+    "the mask hides the own token": lambda x: _distances(x) == 0,
+    "the last key is hidden": lambda x: torch.arange(x.k.shape[2]) == x.k.shape[2] - 1,
+    "the first key is hidden": lambda x: torch.arange(x.k.shape[2]) == 0,
+    "scores of 0 and less are hidden": lambda x: x.scaled <= 0,
+}
+for _size in (2, 3, 4, 8, 16, 32):
+    _HIDDEN[f"keys at a distance of {_size} and more are hidden"] = lambda x, n=_size: _distances(x).abs() >= n  # type: ignore[misc]
+for _size in (4, 8, 16, 32):
+    _HIDDEN[f"keys from number {_size} on are hidden"] = lambda x, n=_size: torch.arange(x.k.shape[2]) >= n  # type: ignore[misc]
 ALL_VISIBLE = Step(
     "mask",
     "masked",
     lambda x: x.scaled,
-    {
-        "later keys are hidden": _hiding(lambda x: _distances(x) > 0),
-        "earlier keys are hidden": _hiding(lambda x: _distances(x) < 0),
-        "the mask hides the own token": _hiding(lambda x: _distances(x) == 0),
-        "the last key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == x.k.shape[2] - 1),
-        "the first key is hidden": _hiding(lambda x: torch.arange(x.k.shape[2]) == 0),
-        "scores of 0 and less are hidden": _hiding(lambda x: x.scaled <= 0),
-        **{
-            f"keys at a distance of {size} and more are hidden": _hiding(
-                lambda x, size=size: _distances(x).abs() >= size
-            )  # type: ignore[misc]
-            for size in (2, 3, 4, 8, 16, 32)
-        },
-        **{
-            f"keys from number {size} on are hidden": _hiding(lambda x, size=size: torch.arange(x.k.shape[2]) >= size)  # type: ignore[misc]
-            for size in (4, 8, 16, 32)
-        },
-    },
+    {mistake: _hiding(hidden) for mistake, hidden in _HIDDEN.items()},
     formula="no mask",
 )
 

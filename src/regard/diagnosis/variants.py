@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.diagnosis.calling import Caller, InputSizes, declared_heads
 from regard.diagnosis.report import CheckFinding
 from regard.diagnosis.scores import PRECISION, normalized_axis, product_of
-from regard.diagnosis.weights import TOLERANCE, Measurement, close, measurable_caller, measure
+from regard.diagnosis.weights import TOLERANCE, Measurement, close, measured
 
 #: Inputs that a residual connection may add, and their names in sentences.
 RESIDUALS = {"query": "query", "key": "keys", "value": "values"}
@@ -63,11 +63,11 @@ def variant_of_measured(caller: Caller, measurable: Caller, measurement: Measure
 
 def _fitting(variant: Variant, is_product: bool = True) -> Iterator[Variant]:
     """The variant, if its weights are a softmax over the keys, and with `is_product` that of q . k."""
-    measurable = measurable_caller(variant.caller)
-    if measurable is None:
+    found = measured(variant.caller)
+    if found is None:
         return
-    measurement = measure(measurable, variant.caller.sizes.sample(0, variant.caller.dtype))
-    if measurement is None or normalized_axis(measurement.weights) != 3 or measurement.weights.min() < -TOLERANCE:
+    measurable, measurement = found
+    if normalized_axis(measurement.weights) != 3 or measurement.weights.min() < -TOLERANCE:
         return
     product = product_of(measurement) if is_product else None
     if is_product and (product is None or product.kind != "dot"):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, copy_of, declared_heads, split_heads, with_function
+from regard.diagnosis.calling import NO_ARGUMENTS, Caller, Inputs, copy_of, declared_heads, split_heads
 
 #: Values that differ by less are equal: also functions that compute in float32 must pass.
 TOLERANCE = 1e-4
@@ -125,6 +125,11 @@ def _by_channel_groups(
     if query.shape[-1] != by_channel.shape[1]:
         width = min(query.shape[-1], by_channel.shape[1])
         groups, of_values = [list(range(width))] * len(groups), [sources[:width]] * len(groups)
+    # nor do values of another width than the keys: each head gets its part of all channels
+    if value.shape[-1] != key.shape[-1]:
+        width = min(query.shape[-1], key.shape[-1]) // len(groups)
+        groups = [list(range(h * width, (h + 1) * width)) for h in range(len(groups))]
+        of_values = [tuple(group) for group in groups]
     # heads that sum the same values share a group of keys; `own` is the group of each head
     distinct = list(dict.fromkeys(of_values)) if len(set(of_values)) > 1 else of_values
     key_groups = torch.stack([key[..., list(channels)] for channels in distinct], 1)
@@ -191,22 +196,22 @@ def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, 
     return torch.cat(weights, 1), tuple(heads)
 
 
-def measurable_caller(caller: Caller) -> Caller | None:
-    """The function, or a copy of the module with identities for its matrices, whose weights can be measured.
+def measured(caller: Caller) -> tuple[Caller, Measurement] | None:
+    """The function, or a copy of the module with identities for its matrices, whose weights can be measured; and these.
 
-    If this does not suffice, norms are identities too.
+    If this does not suffice, norms are identities too. None if none of them can be measured.
     """
     inputs = caller.sizes.sample(0, caller.dtype)
-    copies = (caller.function, with_identities(caller.function), without_norms(caller.function))
-    for function in copies:
+    for function in (caller.function, with_identities(caller.function), without_norms(caller.function)):
         if function is None:
             continue
-        other = with_function(caller, function)
+        other = replace(caller, function=function)
         try:
-            if measure(other, inputs) is not None:
-                return other
+            measurement = measure(other, inputs)
         except Exception:  # the copy may not run
             continue
+        if measurement is not None:
+            return other, measurement
     return None
 
 
