@@ -28,12 +28,20 @@ class CallPatch:
     rows: list[int]
     values: Tensor
 
-    def apply(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor (B, H, n, D) with the patch."""
+    def put_into(self, tensor: Tensor) -> None:
+        """Put the values into a tensor (B, H, n, D)."""
         device = tensor.device
         batch = torch.tensor(self.batch, device=device)[:, None, None]
         heads, rows = torch.tensor(self.heads, device=device)[:, None], torch.tensor(self.rows, device=device)
-        return tensor.index_put((batch, heads, rows), self.values.to(tensor))
+        tensor[batch, heads, rows] = self.values.to(tensor)
+
+
+def with_patches(tensor: Tensor, patches: list[CallPatch]) -> Tensor:
+    """A copy of a tensor (B, H, n, D) with patches, in their order."""
+    tensor = tensor.clone()
+    for patch in patches:
+        patch.put_into(tensor)
+    return tensor
 
 
 def patches_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path: str, start: int) -> list[CallPatch]:
