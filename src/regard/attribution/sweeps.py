@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.checks import Count, HoldsMaps, Size, checked
-from regard.base.errors import RegardError, first_few, nearest
+from regard.base.errors import RegardError, first_few, first_line, nearest
 from regard.base.html_table import html_table
 from regard.base.shapes import unusual_kind
 from regard.base.whole_files import write_whole
@@ -279,7 +279,16 @@ class _Runner:
         """The output of the model for the examples of these numbers, which may repeat."""
         if isinstance(self.inputs, Tensor):
             return self.model(_taken(self.inputs, self.num_examples, numbers))
-        return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
+        try:
+            return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
+        except (RuntimeError, ValueError, IndexError) as error:
+            sizes = {name: len(x) for name, x in self.inputs.items() if isinstance(x, Tensor) and x.ndim}
+            if isinstance(error, RegardError) or len({*sizes.values()}) < 2:
+                raise
+            raise RegardError(
+                f"sweep: the first axis of each input has the examples, and these inputs differ: {sizes}. The model "
+                f"cannot run them: {first_line(error)}. Give each input for all {self.num_examples} examples."
+            ) from error
 
     def plain(self, chunk: slice) -> _Plain:
         """The run of some examples without an edit, which is checked to be the same if its blocks are replayed."""
@@ -551,6 +560,11 @@ def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str,
     given = over[axis] if isinstance(over, Mapping) else None
     if isinstance(given, Mapping):
         return {str(label): value for label, value in given.items()}
+    if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
+        raise RegardError(
+            f"sweep(over={{{axis!r}: {given!r}}}): give the values of an axis in a list, or by their labels in a dict: "
+            f"over={{{axis!r}: [{given!r}]}}."
+        )
     if given is None:
         shapes = [one.shape for one in maps.values()]
         sizes = {"heads": 1, "queries": 2, "keys": 3}

@@ -532,7 +532,9 @@ def _plain_choice(part: str, value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_meta:
             raise RegardError(f"Where({part}=...): the tensor is on the meta device and holds no numbers.")
-        value = (value.reshape(len(value), -1) if of_tokens and value.ndim else value).tolist()
+        if value.ndim > 2:
+            raise RegardError(f"Where({part}=...): a tensor of tokens is (B,) or (B, n), got {tuple(value.shape)}.")
+        value = (value[:, None] if of_tokens and value.ndim == 1 else value).tolist()
     if isinstance(value, str) or not isinstance(value, Sequence | Set):
         return value
     values = sorted(value) if isinstance(value, Set) else value
