@@ -31,7 +31,7 @@ from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_rerun import snapshot
-from regard.hf.capture.recurrent_calls import is_recurrent
+from regard.hf.capture.recurrent_calls import RecurrentLayers, is_recurrent
 from regard.hf.capture.softmax_trace import Trace
 from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
 from regard.hf.capture.value_probe import GivenCall, has_values
@@ -40,10 +40,11 @@ from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.layers import EditableLayers
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of, with_patches
 from regard.hf.editing.places import Place, first_numbers, place_of
-from regard.hf.editing.recurrent_layers import LastCalls, changed_core
+from regard.hf.editing.recurrent_layers import LastCalls, changed_core, changed_output
 from regard.hf.heads.model_heads import Heads, ModelHeads
-from regard.hf.recurrent.core_calls import rwkv
+from regard.hf.recurrent.core_calls import CoreCall, rwkv
 from regard.hf.recurrent.core_functions import core_functions
+from regard.hf.recurrent.inline_layers import inline_reader
 from regard.stats.numbering import layer_number
 
 
@@ -195,7 +196,7 @@ class _Editor(CallObserver):
 
     `edits` are the single edits with words and roles resolved to numbers; elsewhere an edit is named by its place in
     this list. `selected` are the modules of whose heads an edit selects some, and `own_softmax` those of them that may
-    compute a softmax themselves.
+    compute a softmax themselves, and `inside` the recurrent layers among them that compute inside their module.
     """
 
     def __init__(
@@ -219,6 +220,9 @@ class _Editor(CallObserver):
         self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
         self.projected = self._output_projections()
         self.state = _State()
+        self.inside = {module for module in self.selected if inline_reader(module) is not None}
+        is_own = lambda: self in editors  # noqa: E731
+        self.inline = RecurrentLayers(lambda: None, is_own, self._inline_ended, self._inline_changed)
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
@@ -287,6 +291,7 @@ class _Editor(CallObserver):
             stack.enter_context(attend_editors.adding(self._attend))
             recurrent = self.selected & self.layers.recurrent.keys()
             stack.enter_context(core_functions.changed_by(self._core_called, recurrent))
+            stack.enter_context(self.inline.observing(self.inside))
             if any(part.where.names_entries for part in self.edits):  # type: ignore[attr-defined]
                 stack.callback(self.model.register_forward_pre_hook(self._keep_sizes, with_kwargs=True).remove)
             for layout in self.projected.values():
@@ -333,7 +338,7 @@ class _Editor(CallObserver):
             return
         while (frame := self.state.frames.pop()).module is not module:
             pass
-        if output is not None and not frame.num_calls:
+        if output is not None and not frame.num_calls and module not in self.inside:  # they are edited later
             self.unedited[self.layers.observed[module]] = type(module).__name__
         if output is not None and frame.softmaxes:
             self._check_softmax(frame)
@@ -360,6 +365,22 @@ class _Editor(CallObserver):
         if not any(editor.selects(module) for editor in editors):
             return result, None
         return changed_core(self.state.recurrent, module, name, given, result)
+
+    def _inline_changed(self, module: nn.Module, read: Callable[[], CoreCall], result: Any) -> Any:
+        """The result of a recurrence inside a module as the open edits change it, and these edits.
+
+        The innermost block knows the edits of all; another one returns None.
+        """
+        if [editor for editor in editors if editor.selects(module)][-1] is not self:
+            return None
+        return changed_output(self.state.recurrent, module, inline_reader(module), read, result)
+
+    def _inline_ended(self, module: nn.Module, read: Callable[[], CoreCall]) -> None:
+        """Keep the state after a call of a module, which the next one may continue."""
+        call = self.state.recurrent.pop(module, None)
+        if call is not None and (after := read().after):
+            call.core = replace(call.core, after=after)
+            self.state.recurrent[module] = call
 
     def _check_softmax(self, frame: _Frame) -> None:
         """Refuse a softmax that was changed, and whose weights are not those that the module multiplies by."""
