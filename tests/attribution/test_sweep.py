@@ -432,7 +432,7 @@ def test_inputs_of_other_numbers_of_examples_are_named(llama, size):
 
 @pytest.mark.parametrize("values", [1, "it"])
 def test_the_values_of_an_axis_are_a_list(llama, values):
-    with pytest.raises(RegardError, match=r"give the values of an axis in a list"):
+    with pytest.raises(RegardError, match=r"give the values of an axis in a list or a dict"):
         rg.sweep(llama, rg.KnockOut, INPUTS, measure, over={"queries": values})
 
 

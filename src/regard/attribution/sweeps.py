@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from os import PathLike, fspath
@@ -32,7 +32,6 @@ from regard.edits.where import OF_TOKENS, Texts, Where, is_by_entry, with_fields
 from regard.hf.attention_modules import attention_modules
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.head_parts import blocks_of
-from regard.hf.capture.transformers_interface import refuse_compiled
 from regard.hf.editing.editor import edit_what_is_there
 from regard.hf.editing.layers import EditableLayers
 from regard.maps import AttentionMap
@@ -204,11 +203,9 @@ def _runs(first_blocks: list[int], num_blocks: int, num_examples: int, batch_siz
     """
     size, best = max(1, batch_size // num_examples), [(0.0, 0)]
     for end in range(1, len(first_blocks) + 1):
-        costs = (
-            (best[n][0] + (num_blocks + 1 - first_blocks[n]) * ((end - n) * num_examples + ENTRIES_OF_RUN), n)
-            for n in range(max(0, end - size), end)
-        )
-        best.append(min(costs))
+        starts = range(max(0, end - size), end)
+        entries = {n: (end - n) * num_examples + ENTRIES_OF_RUN for n in starts}
+        best.append(min((best[n][0] + (num_blocks + 1 - first_blocks[n]) * entries[n], n) for n in starts))
     runs, end = [], len(first_blocks)
     while end:
         runs.append(slice(best[end][1], end))
@@ -263,7 +260,6 @@ class _Runner:
     @cached_property
     def layers(self) -> EditableLayers:
         """The layers of the model, which are read once for all runs; a compiled model is refused."""
-        refuse_compiled(self.model, "sweep")
         return EditableLayers.of(self.model)
 
     @cached_property
@@ -327,12 +323,8 @@ class _Runner:
         placed = [self._placed(part, n, plain) for one, n in zip(edits, starts, strict=True) for part in one.parts]
         if self.into:
             placed, block = self._received(placed, block, len(edits), plain)
-        with plain.blocks.replayed(block, len(edits)), self._edited(placed):
+        with plain.blocks.replayed(block, len(edits)), edit_what_is_there(self.model, placed, self.layers):
             return self._measured(plain.chunk, len(edits))
-
-    def _edited(self, edits: Sequence[Any]) -> AbstractContextManager[object]:
-        """A block with these edits; some may select nothing."""
-        return edit_what_is_there(self.model, EditSequence(tuple(edits)), self.layers)
 
     def _received(self, sent: list[Any], block: int, copies: int, plain: _Plain) -> tuple[list[Any], int]:
         """Patches of the receivers with what they read if only the senders change, and the number of their first block.
@@ -345,7 +337,7 @@ class _Runner:
         held = ActivationPatch(Where(), "output", outputs)
         with (
             plain.blocks.replayed(block, copies),
-            self._edited([held, *sent]),
+            edit_what_is_there(self.model, [held, *sent], self.layers),
             watch(self.model, keep="qkv", verify=False) as seen,
         ):
             self._outputs(numbers)
@@ -562,8 +554,7 @@ def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str,
         return {str(label): value for label, value in given.items()}
     if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
         raise RegardError(
-            f"sweep(over={{{axis!r}: {given!r}}}): give the values of an axis in a list, or by their labels in a dict: "
-            f"over={{{axis!r}: [{given!r}]}}."
+            f"sweep(over=...): give the values of an axis in a list or a dict: {{{axis!r}: [{given!r}]}}."
         )
     if given is None:
         shapes = [one.shape for one in maps.values()]

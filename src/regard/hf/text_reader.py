@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -258,11 +259,9 @@ class TextReader:
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text; a text with half a character is refused, because no tokenizer reads it."""
-        half = next((n for n, character in enumerate(text) if "\ud800" <= character <= "\udfff"), None)
-        if half is not None:
+        if half := re.search("[\ud800-\udfff]", text):
             raise RegardError(
-                f"TextReader: character {half} of the text is half a character (U+{ord(text[half]):04X}, one surrogate "
-                "without the other). Write the complete character, or remove it."
+                f"TextReader: {half[0]!r} is half a character. Write it whole, or remove it from the text."
             )
         return len(self.tokenizer(text, verbose=False)["input_ids"])
 

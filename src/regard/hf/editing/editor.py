@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,7 +19,7 @@ from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
 from regard.edits.layer_edits import LayerEdits, Pairs, layer_edits
 from regard.edits.recurrent_edits import LINKS
-from regard.edits.values import ActivationPatch, AttentionEdit, KnockOut
+from regard.edits.values import ActivationPatch, AttentionEdit, EditSequence, KnockOut
 from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts, is_layer, with_fields
 from regard.hf.attention_modules import (
     OF_TORCH,
@@ -31,18 +31,18 @@ from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_rerun import snapshot
-from regard.hf.capture.recurrent_calls import RecurrentLayers, is_recurrent
+from regard.hf.capture.recurrent_calls import RecurrentLayers, detached, is_recurrent
 from regard.hf.capture.softmax_trace import Trace
-from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
+from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.value_probe import GivenCall, has_values
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
 from regard.hf.editing.layers import EditableLayers
 from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of, with_patches
 from regard.hf.editing.places import Place, first_numbers, place_of
-from regard.hf.editing.recurrent_layers import LastCalls, changed_core, changed_output
+from regard.hf.editing.recurrent_layers import LastCalls, changed_output
 from regard.hf.heads.model_heads import Heads, ModelHeads
-from regard.hf.recurrent.core_calls import CoreCall, rwkv
+from regard.hf.recurrent.core_calls import READERS, CoreCall, rwkv
 from regard.hf.recurrent.core_functions import core_functions
 from regard.hf.recurrent.inline_layers import inline_reader
 from regard.stats.numbering import layer_number
@@ -110,18 +110,17 @@ def edit(
     >>> seen[1][0, :, 4].gt(0).int().tolist()
     [[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]
     """
-    refuse_compiled(model, "edit")
     _Editor(model, edits, tokens, targets, roles)  # its errors are raised here
     return _Block(lambda: _Editor(model, edits, tokens, targets, roles))
 
 
 @contextmanager
-def edit_what_is_there(model: nn.Module, edits: AttentionEdit, layers: EditableLayers) -> Iterator[EditedRun]:
+def edit_what_is_there(model: nn.Module, edits: Sequence[Any], layers: EditableLayers) -> Iterator[EditedRun]:
     """`edit` for edits of which some may select nothing, because the mask forbids their pairs.
 
-    `layers` are those of the model, which is not compiled.
+    `layers` are those of the model.
     """
-    with _editing(_Editor(model, edits, None, None, None, layers), may_be_empty=True) as run:
+    with _editing(_Editor(model, EditSequence(tuple(edits)), None, None, None, layers), may_be_empty=True) as run:
         yield run
 
 
@@ -211,8 +210,8 @@ class _Editor(CallObserver):
         self.model, self.run = model, EditedRun(edits)
         texts = [] if tokens is None or not _names_words(edits) else tokens if has_texts(tokens) else [tokens]
         self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
-        parts: Any = edits.parts
-        self.edits = [with_fields(part, where=part.where.found(tokens, targets, roles)) for part in parts]
+        found = ((part, part.where.found(tokens, targets, roles)) for part in edits.parts)  # type: ignore[attr-defined]
+        self.edits: list[Any] = [with_fields(part, where=where) for part, where in found]
         self.layers = layers or EditableLayers.of(model)
         # Module path -> (number of the edit, the edit, the heads), for each edit that selects heads of the module.
         self.selecting = {path: self._selecting(path) for path in self.layers.editable.values()}
@@ -221,8 +220,8 @@ class _Editor(CallObserver):
         self.projected = self._output_projections()
         self.state = _State()
         self.inside = {module for module in self.selected if inline_reader(module) is not None}
-        is_own = lambda: self in editors  # noqa: E731
-        self.inline = RecurrentLayers(lambda: None, is_own, self._inline_ended, self._inline_changed)
+        self.inline = RecurrentLayers(lambda: None, lambda: self in editors, self._inline_ended)
+        self.inline.change = self._inline_changed
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
@@ -234,7 +233,8 @@ class _Editor(CallObserver):
         self.paths: dict[tuple[int, int | None], str] = {}
         self.lengths: dict[tuple[int, str], int] = {}
         self.was_run = False
-        self._check_layers()
+        for n, part in enumerate(self.edits):
+            self._check_layers(n, part)
 
     def _selecting(self, path: str) -> list[tuple[int, Any, Indices]]:
         """The edits that select heads of the module at a path: number, edit, heads."""
@@ -254,29 +254,24 @@ class _Editor(CallObserver):
             return {}
         return {layout.module: layout for layout in layouts if layout.module in self.own_softmax}
 
-    def _check_layers(self) -> None:
+    def _check_layers(self, number: int, part: Any) -> None:
         """Refuse layers that the model does not have, and words that were not found."""
+        for name in ("queries", "keys"):
+            part.where.indices(name)
         paths = list(self.layers.editable.values())
         if not paths:
             raise RegardError(
                 f"edit: {type(self.model).__name__} has no attention modules. Give the model that has them."
             )
-        named = {layer for part in self.edits for layer in part.where.names_layers}
-        unknown = {layer for layer in named if not any(is_layer(layer, path) for path in paths)}
-        selecting = {n for chosen in self.selecting.values() for n, _, _ in chosen}
-        for n, part in enumerate(self.edits):
-            for name in ("queries", "keys"):
-                part.where.indices(name)
-            missing = [layer for layer in part.where.names_layers if layer in unknown]
-            if missing or n not in selecting:
-                raise RegardError(self._no_layer(part, missing, paths))
-
-    def _no_layer(self, part: Any, missing: list[int | str], paths: list[str]) -> str:
-        """The error for an edit that names layers which the model does not have, or that selects none of its layers."""
+        unknown = [one for one in part.where.names_layers if not any(is_layer(one, path) for path in paths)]
+        if not unknown and any(number == n for chosen in self.selecting.values() for n, _, _ in chosen):
+            return
         layer_numbers = sorted({n for n in map(layer_number, paths) if n is not None})
         numbers = f"It has layers {first_few(layer_numbers, 40)}, " if layer_numbers else "It has "
-        which = f"names layer {missing[0]!r}, which is no attention layer" if missing else "selects no layer"
-        return f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {first_few(paths, 3)}."
+        which = f"names layer {unknown[0]!r}, which is no attention layer" if unknown else "selects no layer"
+        raise RegardError(
+            f"edit: {part!r} {which} of {type(self.model).__name__}. {numbers}in the modules {first_few(paths, 3)}."
+        )
 
     @contextmanager
     def open(self) -> Iterator[None]:
@@ -364,7 +359,9 @@ class _Editor(CallObserver):
             return None
         if not any(editor.selects(module) for editor in editors):
             return result, None
-        return changed_core(self.state.recurrent, module, name, given, result)
+        reader = READERS[name]
+        read, read_graph = partial(reader, detached(given), detached(result)), partial(reader, given, result)
+        return changed_output(self.state.recurrent, module, reader, read, result, read_graph)
 
     def _inline_changed(self, module: nn.Module, read: Callable[[], CoreCall], result: Any) -> Any:
         """The result of a recurrence inside a module as the open edits change it, and these edits.

@@ -8,6 +8,7 @@ from torch import nn
 
 from regard.hf.attention_modules import attention_modules, with_numbers
 from regard.hf.capture.recurrent_calls import is_recurrent
+from regard.hf.capture.transformers_interface import refuse_compiled
 from regard.hf.editing.recurrent_layers import is_editable
 
 
@@ -26,7 +27,8 @@ class EditableLayers:
 
     @classmethod
     def of(cls, model: nn.Module) -> EditableLayers:
-        """The layers of a model."""
+        """The layers of a model; a compiled model is refused."""
+        refuse_compiled(model, "edit")
         attending, paths = {*attention_modules(model).values()}, dict(model.named_modules())
         recurrent = {module for module in paths.values() if is_recurrent(module)}
         layers = {m: n for n, m in with_numbers({n: m for n, m in paths.items() if m in attending | recurrent}).items()}

@@ -28,19 +28,14 @@ class CallPatch:
     rows: list[int]
     values: Tensor
 
-    def put_into(self, tensor: Tensor) -> None:
-        """Put the values into a tensor (B, H, n, D)."""
-        device = tensor.device
-        batch = torch.tensor(self.batch, device=device)[:, None, None]
-        heads, rows = torch.tensor(self.heads, device=device)[:, None], torch.tensor(self.rows, device=device)
-        tensor[batch, heads, rows] = self.values.to(tensor)
-
 
 def with_patches(tensor: Tensor, patches: list[CallPatch]) -> Tensor:
     """A copy of a tensor (B, H, n, D) with patches, in their order."""
     tensor = tensor.clone()
     for patch in patches:
-        patch.put_into(tensor)
+        places = patch.batch, patch.heads, patch.rows
+        batch, heads, rows = (torch.tensor(one, device=tensor.device) for one in places)
+        tensor[batch[:, None, None], heads[:, None], rows] = patch.values.to(tensor)
     return tensor
 
 

@@ -22,9 +22,9 @@ from regard.edits.layer_edits import LayerEdits
 from regard.edits.recurrent_edits import edited_recurrence, without_softmax
 from regard.engine.recurrent import recur
 from regard.hf.calls import RECURRENCE, AttentionCall, Translation
-from regard.hf.capture.recurrent_calls import RecurrentCall, detached, dtype_of, read_core
+from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of, read_core
 from regard.hf.edited_calls import as_mistakes, edited_call
-from regard.hf.recurrent.core_calls import LAYOUTS, READERS, CoreCall, rwkv
+from regard.hf.recurrent.core_calls import LAYOUTS, CoreCall, rwkv
 from regard.hf.recurrent.core_functions import core_names
 from regard.hf.recurrent.forms import with_last_queries
 from regard.hf.recurrent.inline_layers import GatedConvolution, Lightning, MatrixMemory, RealGated, inline_reader
@@ -34,6 +34,8 @@ from regard.pieces.transition import Steps
 
 #: The last call of each layer, with the calls that it continues.
 LastCalls = dict[nn.Module, RecurrentCall]
+#: Reads the call of a recurrence.
+ReadCore = Callable[[], CoreCall]
 #: Readers of layers that compute inside their module -> the layout of their outputs (B, H, n, E).
 INLINE_LAYOUTS: dict[type, Callable[[Tensor], Tensor]] = {
     Lightning: lambda x: x.transpose(1, 2).flatten(2),
@@ -49,25 +51,8 @@ def is_editable(module: nn.Module) -> bool:
     return is_core or inline_reader(module) is not None
 
 
-def changed_core(
-    last: LastCalls, module: nn.Module, name: str, given: dict[str, Any], result: Any
-) -> tuple[Any, LayerEdits | None]:
-    """The result of a function that computes a recurrent layer, with the open edits, and these edits."""
-    reader = READERS[name]
-    read = partial(reader, detached(given), detached(result))
-    edited, edits = changed_output(last, module, reader, read, result, partial(reader, given, result))
-    if not last[module].core.after:  # no call may continue this one
-        del last[module]
-    return edited, edits
-
-
 def changed_output(
-    last: LastCalls,
-    module: nn.Module,
-    reader: Any,
-    read: Callable[[], CoreCall],
-    result: Any,
-    read_graph: Callable[[], CoreCall] | None = None,
+    last: LastCalls, module: nn.Module, reader: Any, read: ReadCore, result: Any, read_graph: ReadCore | None = None
 ) -> tuple[Any, LayerEdits | None]:
     """The result of a recurrence, of which the first tensor is the output, with the open edits, and these edits.
 
@@ -80,7 +65,8 @@ def changed_output(
         core = read_core(module, read)
         kept = replace(core, output=core.output[..., :0].clone(), scale=None)
         call = RecurrentCall.of("", kept, dtype_of(module), False, last.pop(module, None), keeps_values=True)
-    last[module] = call
+    if core.after or read_graph is None:  # the next call may continue this one
+        last[module] = call
     B, H, I, J = call.shape
     edits = _edits_of(module, reader, core.output.new_empty(B, H, I, 0), core.output.new_empty(B, H, J, 0))
     if edits is None:
