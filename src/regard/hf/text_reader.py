@@ -260,9 +260,7 @@ class TextReader:
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text; a text with half a character is refused, because no tokenizer reads it."""
         if half := re.search("[\ud800-\udfff]", text):
-            raise RegardError(
-                f"TextReader: {half[0]!r} is half a character. Write it whole, or remove it from the text."
-            )
+            raise RegardError(f"TextReader: {half[0]!r} is half a character. Write it whole, or remove it.")
         return len(self.tokenizer(text, verbose=False)["input_ids"])
 
     def tokenize(self, text: str, length: int | None) -> dict[str, Any]:

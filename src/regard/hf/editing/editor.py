@@ -53,7 +53,7 @@ class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
     `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers
-    that compute inside their module, and modules whose weights are no softmax that is known.
+    with several recurrences (Zamba), and modules whose weights are no softmax that is known.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -89,8 +89,9 @@ def edit(
     and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), where an `ActivationPatch` reaches
     the outputs alone. Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs,
     without gradients. `KnockOut` and `ScaleWeights` also act on recurrent layers that transformers computes by a
-    function (Gated DeltaNet, Kimi Delta, Mamba-1 and -2, RWKV-4) and on recurrent attention of Regard: the read of one
-    query loses what one token wrote, and the state keeps it. This is exact for given decays and erasures.
+    function (Gated DeltaNet, Kimi Delta, Mamba-1 and -2, RWKV-4), on recurrent attention of Regard, and without
+    gradients on the layers of LFM2, MiniMax, RecurrentGemma and xLSTM: the read of one query loses what one token
+    wrote, and the state keeps it. This is exact for given gates, decays, erasures and normalizers.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -99,7 +100,7 @@ def edit(
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
     belongs to its thread, as `watch` does, and a watch inside or around the block returns what the model ran, patched
     outputs too. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
-    whose edit names no layers, if a layer that it selects cannot be edited (a short convolution). Name the others then:
+    whose edit names no layers, if a layer that it selects cannot be edited (Zamba's). Name the others then:
     what a slice or a pattern of layers leaves out is in `left_out` of the `EditedRun` that the block yields.
 
     >>> import torch, transformers, regard as rg
@@ -647,10 +648,10 @@ class _Editor(CallObserver):
         """Why an edit cannot change these modules, as the end of a sentence that begins with their classes."""
         if not set(paths) <= set(self.layers.recurrent.values()):
             return (
-                "computes a recurrence inside its module, or computes its weights itself, not by one softmax over the "
-                "keys. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
-                "nn.MultiheadAttention, regard.attend, regard.nn, the recurrences that transformers computes by a "
-                "function, and a module that multiplies its values by its own softmax."
+                "computes several recurrences in its module, or computes its weights itself, not by one softmax over "
+                "the keys. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
+                "nn.MultiheadAttention, regard.attend, regard.nn, layers of transformers with one recurrence that is "
+                "known, and a module that multiplies its values by its own softmax."
             )
         if isinstance(part, KnockOut):
             return (
