@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from contextlib import ExitStack
 from functools import partial
@@ -9,10 +10,13 @@ from itertools import pairwise
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 import regard as rg
 from regard import RegardError
+from regard.attribution import sweeps
 
 transformers = pytest.importorskip("transformers")
 
@@ -196,8 +200,8 @@ def test_a_list_and_a_mapping_of_edits(llama):
         "first": rg.KnockOut(rg.Where(keys=2, heads="L1.H2")) & rg.edits.AddToScores(rg.Where(layers=0, keys=3), 1.0),
         "second": rg.edits.ReplaceWeights(rg.Where(layers=2, queries=5), "uniform"),
     }
-    for given in (edits, list(edits.values())):
-        table = rg.sweep(llama, given, INPUTS, measure)
+    for edits_of_kind in (edits, list(edits.values())):
+        table = rg.sweep(llama, edits_of_kind, INPUTS, measure)
         for n, one in enumerate(edits.values()):
             with torch.no_grad(), rg.edit(llama, one):
                 expected = measure(llama(**INPUTS), torch.arange(B))
@@ -418,3 +422,33 @@ def test_a_measure_that_returns_no_numbers_is_named(llama, measure):
 def test_a_sweep_needs_an_axis(llama):
     with pytest.raises(RegardError, match=r"sweep\(over=\[\]\): name at least one axis of the table: layers"):
         rg.sweep(llama, "zero", torch.arange(1, 9).view(2, 4), lambda output, n: output.logits[:, -1, 0], over=[])
+
+
+@pytest.mark.parametrize("size", [1, B + 1])
+def test_inputs_of_other_numbers_of_examples_are_named(llama, size):
+    with pytest.raises(RegardError, match=rf"these inputs differ: {{'input_ids': {B}, 'attention_mask': {size}}}"):
+        rg.sweep(model_of(), rg.KnockOut, {"input_ids": IDS, "attention_mask": torch.ones(size, N - 1)}, measure)
+
+
+@pytest.mark.parametrize("values", [1, "it"])
+def test_the_values_of_an_axis_are_a_list(llama, values):
+    with pytest.raises(RegardError, match=r"give the values of an axis in a list or a dict"):
+        rg.sweep(llama, rg.KnockOut, INPUTS, measure, over={"queries": values})
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 6), st.integers(1, 12))
+def test_no_other_runs_compute_less(first_blocks, num_examples, batch_size):
+    """Against every way to cut the list: the cost counts the blocks from the first edit's on, for all entries."""
+    first_blocks.sort()
+    most, num_blocks = max(1, batch_size // num_examples), 6
+
+    def cost(runs):
+        entries = [(run.stop - run.start) * num_examples + sweeps.ENTRIES_OF_RUN for run in runs]
+        return sum((num_blocks + 1 - first_blocks[run.start]) * count for run, count in zip(runs, entries, strict=True))
+
+    n = len(first_blocks)
+    cuts = (c for k in range(n) for c in itertools.combinations(range(1, n), k))
+    every = [list(map(slice, (0, *c), (*c, n))) for c in cuts]
+    allowed = [runs for runs in every if max(run.stop - run.start for run in runs) <= most]
+    found = sweeps._runs(first_blocks, num_blocks, num_examples, batch_size)
+    assert found in allowed and cost(found) == min(map(cost, allowed))

@@ -12,6 +12,7 @@ from extras import needs_transformers
 from recurrent_models import KINDS, build, tokens
 from regard.edits import AddToScores, ReplaceWeights, ScaleWeights
 from regard.hf.recurrent.core_functions import core_functions
+from regard.hf.recurrent.inline_layers import named_arguments
 
 N = 9
 MODELS = ("Qwen3_5Text", "KimiLinear", "Mamba2", "Mamba", "FalconH1", "Rwkv")
@@ -108,7 +109,7 @@ def test_no_change_all_links_and_half_precision(name):
 
 @of_transformers
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["Qwen3_5Text", "Mamba2"])
+@pytest.mark.parametrize("name", ["Qwen3_5Text", "Mamba2", "Lfm2", "MiniMax", "RecurrentGemma"])
 @pytest.mark.parametrize("num_beams", [1, 3])
 def test_steps_of_a_generation_read_what_one_pass_reads(name, num_beams):
     model = build(name)
@@ -282,3 +283,137 @@ def test_nested_blocks_are_one_edit_and_another_model_does_not_hide_it():
     with rg.edit(model, first & second) as run, rg.edit(other, first):
         assert torch.equal(model(ids, use_cache=False).logits, joint) and run.calls[path] == 1
         other(ids, use_cache=False)
+
+
+def of_convolution(module, seen):
+    """Weights (C, J, J) of LFM2 and the values (C, J), by loops over its taps, and what it adds."""
+    into, out, x = seen["in_proj"][0].T.chunk(3)
+    taps, weights = module.conv.weight[:, 0], torch.zeros(len(x), N, N, dtype=x.dtype)
+    for i in range(N):
+        for back in range(min(taps.shape[1], i + 1)):
+            weights[:, i, i - back] = out[:, i] * taps[:, -1 - back] * into[:, i - back]
+    return weights, x[..., None], (out * module.conv.bias[:, None])[..., None]
+
+
+def of_lightning(module, seen):
+    """q_i . k_j exp(-slope (i - j)) for each head of MiniMax."""
+    query, key, value = (module.act_fn(seen["qkv_proj"][0]).unflatten(-1, (module.num_attention_heads, -1))
+                         .transpose(0, 1).chunk(3, -1))  # fmt: skip
+    back = torch.arange(N)[:, None] - torch.arange(N)
+    decays = (-module.slope_rate.view(-1, 1, 1) * back).exp().where(back >= 0, 0)
+    return query @ key.mT * decays, value, 0.0
+
+
+def of_gates(module, seen):
+    """a_i ... a_(j+1) sqrt(1 - a_j^2) times the input gate of token j, for each channel of RecurrentGemma."""
+    x = seen["activations"][0]
+    heads = x.unflatten(-1, (module.num_attention_heads, -1)).transpose(0, 1)
+    gates = [
+        (heads @ getattr(module, f"{name}_gate_weight") + getattr(module, f"{name}_gate_bias")[:, None]).sigmoid()
+        for name in ("input", "recurrent")
+    ]
+    into, kept = (gate.transpose(0, 1).flatten(1).T for gate in gates)  # (C, N)
+    decay = (-8 * kept * torch.nn.functional.softplus(module.recurrent_param)[:, None]).exp()
+    weights = torch.zeros(len(decay), N, N, dtype=x.dtype)
+    for j in range(N):
+        for i in range(j, N):
+            factor = (1 - decay[:, j] ** 2).sqrt() if j else torch.ones_like(decay[:, 0])  # the first token resets
+            weights[:, i, j] = decay[:, j + 1 : i + 1].prod(1) * factor * into[:, j]
+    return weights, x.T[..., None], 0.0
+
+
+def of_memory(module, seen):
+    """exp(f_i + ... + f_(j+1) + new_j) q_i . k_j of xLSTM, divided by the larger of 1 and the size of their sum."""
+    query, key, value, new, forget = (seen[name][0] for name in ("query", "key", "value", "igate", "fgate"))
+    kept = torch.nn.functional.logsigmoid(forget).cumsum(-1)
+    exponents = kept[..., None] - kept[..., None, :] + new[..., None, :]
+    weights = exponents.exp().tril() * (query @ key.mT) * query.shape[-1] ** -0.5
+    return weights / weights.sum(-1, keepdim=True).abs().clamp_min(1), value, 0.0
+
+
+#: Models whose recurrent layers compute inside their module -> the part that reads the recurrence, the function of its
+#: weights, and the error of the precision in which the model computes it.
+INSIDE = {
+    "Lfm2": ("out_proj", of_convolution, 1e-10),
+    "MiniMax": ("norm", of_lightning, 1e-6),
+    "RecurrentGemma": ("", of_gates, 1e-5),
+    "xLSTM": ("", of_memory, 1e-4),
+}
+
+
+@of_transformers
+@torch.no_grad()
+@pytest.mark.parametrize("name", INSIDE)
+def test_a_layer_that_computes_inside_its_module_is_its_formula_without_the_links(name):
+    part, formula, error = INSIDE[name]
+    model, ids = build(name, torch.float64), tokens(N)
+    model.set_experts_implementation("eager")  # the other one has no float64
+    path = first_recurrent(model, name)
+    module = model.get_submodule(path)
+
+    def run(edit):
+        """What the layer was given and computed, what the maps of watches inside and outside are, and the run."""
+        seen = {}
+        with rg.watch(model, verify="all") as outside, rg.edit(model, edit) as edited, rg.watch(model) as inside:
+            keep_result = (
+                module.get_submodule(part).register_forward_hook(lambda _, args, out: seen.update(result=args[0]))
+                if part
+                else module.register_forward_hook(
+                    lambda _, args, out: seen.update(result=out[0] if isinstance(out, tuple) else out)
+                )
+            )
+            hooks = [keep_result, module.register_forward_pre_hook(
+                lambda own, args, kwargs: seen.update(named_arguments(own, args, kwargs)), with_kwargs=True
+            )]  # fmt: skip
+            for child, own in module.named_children():
+                hooks.append(own.register_forward_hook(lambda _, args, out, n=child: seen.update({n: out})))
+            model(ids, use_cache=False)
+            for hook in hooks:
+                hook.remove()
+        return seen, outside, inside, edited
+
+    plain, before, _, _ = run(rg.edits.EditSequence())
+    after, outside, inside, edited = run(links(path))
+    weights, value, offset = formula(module, plain)
+    table = factors((len(ids), len(weights), N, N)).to(weights)
+    H, B = len(weights), len(ids)
+    result = {
+        "": lambda x: x if x.ndim == 4 else x.transpose(1, 2)[..., None],
+        "out_proj": lambda x: x.transpose(1, 2)[..., None],
+        "norm": lambda x: x.unflatten(-1, (H, -1)).transpose(1, 2),
+    }[part]
+    torch.testing.assert_close(result(plain["result"])[0], weights @ value + offset, atol=error, rtol=error)
+    torch.testing.assert_close(result(after["result"])[0], weights * table[0] @ value + offset, atol=error, rtol=error)
+    unedited = [n for n in range(N) if n not in (5, 7)]
+    assert torch.equal(result(after["result"])[:, :, unedited], result(plain["result"])[:, :, unedited])
+    assert not torch.allclose(after["result"], plain["result"]) and edited.calls[path] == 1 and not edited.left_out
+    for seen in (outside, inside):
+        torch.testing.assert_close(seen[path].dense(), before[path].dense() * factors(before[path].shape).to(weights))
+        assert seen.verify()[path].ok and not seen.missing and before[path].shape[:2] == (B, H)
+    again, unchanged, _, _ = run(rg.edits.EditSequence())
+    assert torch.equal(again["result"], plain["result"]) and unchanged.verify()[path].ok
+
+
+@of_transformers
+@pytest.mark.parametrize("name", INSIDE)
+def test_gradients_of_an_edit_inside_a_module_are_refused(name):
+    model, edit = build(name), rg.KnockOut(rg.Where(layers="*", keys=1))
+    with (
+        pytest.raises(rg.RegardError, match="inside its module, so an edited run has no gradients"),
+        rg.edit(model, edit),
+    ):
+        model(tokens(N, 1), use_cache=False)
+
+
+@of_transformers
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Lfm2", "xLSTM"])
+def test_nested_edits_inside_a_module_are_one_edit(name):
+    model, ids = build(name), tokens(N)
+    path = first_recurrent(model, name)
+    first, second = links(path).parts
+    with rg.edit(model, first & second):
+        joint = model(ids, use_cache=False).logits
+    with rg.edit(model, first), rg.edit(model, second), rg.watch(model, verify="all") as seen:
+        assert torch.equal(model(ids, use_cache=False).logits, joint)
+    assert seen.verify()[path].ok

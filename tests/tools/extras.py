@@ -31,7 +31,7 @@ NAMES = (
 REFUSALS = {
     r"needs transformers 5\.15 or newer": "5.15",
     r"needs transformers 5\.[01] or newer": "5.1",
-    r"T5Attention computes a recurrence inside its module, or computes its weights itself": "5.15",
+    r"T5Attention computes several recurrences in its module, or computes its weights itself": "5.15",
     r"does not call transformers' attention interface|did not use the attention interface|cannot be pruned": "5.1",
     r"computes ScaledDotProductFlashAttentionForCpu outside of its norms": "5.1",
     r"in the code of another transformers than 5\.23|are not as in transformers 5\.23": "5.23",

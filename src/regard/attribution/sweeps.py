@@ -8,7 +8,7 @@ import itertools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.checks import Count, HoldsMaps, Size, checked
-from regard.base.errors import RegardError, first_few, nearest
+from regard.base.errors import RegardError, first_few, first_line, nearest
 from regard.base.html_table import html_table
 from regard.base.shapes import unusual_kind
 from regard.base.whole_files import write_whole
@@ -28,11 +28,12 @@ from regard.drawing.cell_colors import CellColors
 from regard.drawing.panels import Panels
 from regard.drawing.picture import draw_panels
 from regard.edits.values import ActivationPatch, AttentionEdit, EditSequence, KnockOut, ReplaceWeights
-from regard.edits.where import OF_TOKENS, Texts, Where, is_by_entry
+from regard.edits.where import OF_TOKENS, Texts, Where, is_by_entry, with_fields
 from regard.hf.attention_modules import attention_modules
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.capture.head_parts import blocks_of
 from regard.hf.editing.editor import edit_what_is_there
+from regard.hf.editing.layers import EditableLayers
 from regard.maps import AttentionMap
 from regard.stats.numbering import layer_number
 
@@ -45,6 +46,8 @@ ABLATIONS = ("zero", "mean", "resample")
 AXES = ("layers", "heads", *OF_TOKENS)
 #: Seconds between two writes of the file.
 PAUSE = 2.0
+#: What a run costs beside its entries, in entries of a batch.
+ENTRIES_OF_RUN = 3.0
 #: The largest error of a run whose layers before the edit are not computed again, relative to its size.
 TOLERANCE = 1e-3
 
@@ -165,11 +168,12 @@ def sweep(
         # NaN: not measured before, or not in the file
         todo = [n for n in range(len(grid.edits)) if bool(kept.values[n, chunk].isnan().any())]
         # edits of late blocks share a run, in which the blocks before them are not computed
-        todo.sort(key=lambda n: plain.blocks.first(grid.edits[n]))
+        first_blocks = {n: plain.blocks.first(grid.edits[n]) for n in todo}
+        todo.sort(key=first_blocks.__getitem__)
         done += len(grid.edits) - len(todo)
-        size = max(1, batch_size // (chunk.stop - chunk.start))
-        for group in (todo[n : n + size] for n in range(0, len(todo), size)):
-            kept.values[group, chunk] = runner.run([grid.edits[n] for n in group], plain)
+        for run in _runs([first_blocks[n] for n in todo], len(plain.blocks.outputs), plain.size, batch_size):
+            group = todo[run]
+            kept.values[group, chunk] = runner.run([grid.edits[n] for n in group], plain, first_blocks[group[0]])
             done += len(group)
             kept.save(done == count)
             report(done, count)
@@ -189,6 +193,24 @@ def _check_measure(measure: Measure) -> None:
             f"sweep: measure is called as measure(output, examples), but it takes {signature}. The second argument has "
             f"the number of the example of each entry: lambda output, examples: output.logits[:, -1, 5]."
         ) from None
+
+
+def _runs(first_blocks: list[int], num_blocks: int, num_examples: int, batch_size: int) -> list[slice]:
+    """The edits of each run, as slices of a list of edits that is sorted by the first block that each needs.
+
+    A run computes its blocks from that of its first edit on, for all of its edits. Small runs skip more blocks, large
+    ones cost less per entry: these runs have the least sum of blocks x (entries + `ENTRIES_OF_RUN`).
+    """
+    size, best = max(1, batch_size // num_examples), [(0.0, 0)]
+    for end in range(1, len(first_blocks) + 1):
+        starts = range(max(0, end - size), end)
+        entries = {n: (end - n) * num_examples + ENTRIES_OF_RUN for n in starts}
+        best.append(min((best[n][0] + (num_blocks + 1 - first_blocks[n]) * entries[n], n) for n in starts))
+    runs, end = [], len(first_blocks)
+    while end:
+        runs.append(slice(best[end][1], end))
+        end = best[end][1]
+    return runs[::-1]
 
 
 def _taken(value: Any, size: int, entries: Tensor) -> Any:
@@ -237,6 +259,11 @@ class _Runner:
     into: Mapping[str, Where]
 
     @cached_property
+    def layers(self) -> EditableLayers:
+        """The layers of the model, which are read once for all runs; a compiled model is refused."""
+        return EditableLayers.of(self.model)
+
+    @cached_property
     def num_examples(self) -> int:
         """The size of the first axis of the first tensor."""
         values = [self.inputs] if isinstance(self.inputs, Tensor) else self.inputs.values()
@@ -249,7 +276,16 @@ class _Runner:
         """The output of the model for the examples of these numbers, which may repeat."""
         if isinstance(self.inputs, Tensor):
             return self.model(_taken(self.inputs, self.num_examples, numbers))
-        return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
+        try:
+            return self.model(**_taken(dict(self.inputs), self.num_examples, numbers))
+        except (RuntimeError, ValueError, IndexError) as error:
+            sizes = {name: len(x) for name, x in self.inputs.items() if isinstance(x, Tensor) and x.ndim}
+            if isinstance(error, RegardError) or len({*sizes.values()}) < 2:
+                raise
+            raise RegardError(
+                f"sweep: the first axis of each input has the examples, and these inputs differ: {sizes}. The model "
+                f"cannot run them: {first_line(error)}. Give each input for all {self.num_examples} examples."
+            ) from error
 
     def plain(self, chunk: slice) -> _Plain:
         """The run of some examples without an edit, which is checked to be the same if its blocks are replayed."""
@@ -278,18 +314,17 @@ class _Runner:
             )
         return result.detach().double().cpu().reshape(copies, -1)
 
-    def run(self, edits: Sequence[AttentionEdit], plain: _Plain) -> Tensor:
+    def run(self, edits: Sequence[AttentionEdit], plain: _Plain, block: int) -> Tensor:
         """The measure under each edit, (edits, examples), from one run.
 
-        Blocks before the first edited one are replayed. With `into`, the edits only act in a first run, and the run
-        that is measured has patches of the receivers in their place.
+        Blocks before number `block`, the first edited one, are replayed. With `into`, the edits only act in a first
+        run, and the run that is measured has patches of the receivers in their place.
         """
         starts = range(0, len(edits) * plain.size, plain.size)
         placed = [self._placed(part, n, plain) for one, n in zip(edits, starts, strict=True) for part in one.parts]
-        block = min(map(plain.blocks.first, edits), default=0)
         if self.into:
             placed, block = self._received(placed, block, len(edits), plain)
-        with plain.blocks.replayed(block, len(edits)), edit_what_is_there(self.model, EditSequence(tuple(placed))):
+        with plain.blocks.replayed(block, len(edits)), edit_what_is_there(self.model, placed, self.layers):
             return self._measured(plain.chunk, len(edits))
 
     def _received(self, sent: list[Any], block: int, copies: int, plain: _Plain) -> tuple[list[Any], int]:
@@ -303,7 +338,7 @@ class _Runner:
         held = ActivationPatch(Where(), "output", outputs)
         with (
             plain.blocks.replayed(block, copies),
-            edit_what_is_there(self.model, EditSequence((held, *sent))),
+            edit_what_is_there(self.model, [held, *sent], self.layers),
             watch(self.model, keep="qkv", verify=False) as seen,
         ):
             self._outputs(numbers)
@@ -321,12 +356,12 @@ class _Runner:
         where: Where = part.where
         chosen = {name: getattr(where, name) for name in OF_TOKENS}
         own = {name: choice[plain.chunk] for name, choice in chosen.items() if is_by_entry(choice)}
-        where = replace(where, batch=slice(start, start + plain.size), **own)
+        where = with_fields(where, batch=slice(start, start + plain.size), **own)
         if isinstance(part, ActivationPatch):
-            return replace(part, where=where, source=self._of_examples(part.source, where, plain, part.part))
+            return with_fields(part, where=where, source=self._of_examples(part.source, where, plain, part.part))
         if isinstance(part, ReplaceWeights):
-            return replace(part, where=where, weights=self._of_examples(part.weights, where, plain))
-        return replace(part, where=where)
+            return with_fields(part, where=where, weights=self._of_examples(part.weights, where, plain))
+        return with_fields(part, where=where)
 
     def _of_examples(self, given: Any, where: Where, plain: _Plain, part: str = "") -> Any:
         """What an edit takes from another run, cut to the examples of this run.
@@ -418,9 +453,9 @@ class _Blocks:
 
     def first(self, edits: AttentionEdit) -> int:
         """The number of the first block that an edit changes; 0, so that all blocks run, if that is not known."""
-        names = [self.names[block] for block, _ in self.outputs]
-        own = [n for n, one in enumerate(names) if any(_selected(part.where, one) for part in edits.parts)]  # type: ignore
-        return min(own, default=0)
+        blocks = ((n, self.names[block]) for n, (block, _) in enumerate(self.outputs))
+        own = (n for n, names in blocks if any(_selected(part.where, names) for part in edits.parts))  # type: ignore
+        return next(own, 0)
 
     @contextmanager
     def replayed(self, count: int, copies: int) -> Iterator[None]:
@@ -478,7 +513,7 @@ class _Grid:
             grid = cls({"edits": list(map(str, make))}, cells, list(range(len(cells))))
         if not grid.edits:
             raise RegardError("sweep: there are no edits.")
-        found = ((replace(part, where=part.where.found(tokens)) for part in one.parts) for one in grid.edits)  # type: ignore
+        found = ((with_fields(part, where=part.where.found(tokens)) for part in one.parts) for one in grid.edits)  # type: ignore
         return replace(grid, edits=[EditSequence(tuple(parts)) for parts in found])
 
     @classmethod
@@ -521,6 +556,10 @@ def _values(axis: str, over: Any, maps: Mapping[str, AttentionMap]) -> dict[str,
     given = over[axis] if isinstance(over, Mapping) else None
     if isinstance(given, Mapping):
         return {str(label): value for label, value in given.items()}
+    if given is not None and (isinstance(given, str) or not isinstance(given, Iterable)):
+        raise RegardError(
+            f"sweep(over=...): give the values of an axis in a list or a dict: {{{axis!r}: [{given!r}]}}."
+        )
     if given is None:
         shapes = [one.shape for one in maps.values()]
         sizes = {"heads": 1, "queries": 2, "keys": 3}

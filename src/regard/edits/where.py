@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, replace
@@ -355,7 +356,7 @@ class Where:
 
     def heads_in(self, path: str) -> Indices | None:
         """The heads that are selected in the layer with this module path; None if no head of it is."""
-        if self.layers is not None and not any(_is_layer(layer, path) for layer in listed(self.layers)):
+        if self.layers is not None and not any(is_layer(layer, path) for layer in listed(self.layers)):
             return None
         if self.roles is not None:
             raise RegardError(
@@ -392,6 +393,13 @@ class Where:
                 "rg.Where.parse('L5.H3: it -> animal', tokens)."
             )
         return EVERY if value is None else _indices(flat(value))
+
+
+def with_fields(one: Any, **values: Any) -> Any:
+    """A copy of a selection or an edit with other values of some fields, which are known to be right: no checks."""
+    changed = copy.copy(one)
+    vars(changed).update(values)
+    return changed
 
 
 def has_texts(tokens: Texts) -> bool:
@@ -470,7 +478,7 @@ def _number(path: str) -> int | None:
     return path.number if isinstance(path, LayerPath) else layer_number(path)
 
 
-def _is_layer(layer: int | str | slice, path: str) -> bool:
+def is_layer(layer: int | str | slice, path: str) -> bool:
     """Whether a value of `Where.layers` selects the layer with this module path."""
     number = _number(path)
     if isinstance(layer, str):
@@ -524,7 +532,9 @@ def _plain_choice(part: str, value: Any) -> Any:
     if isinstance(value, Tensor):
         if value.is_meta:
             raise RegardError(f"Where({part}=...): the tensor is on the meta device and holds no numbers.")
-        value = (value.reshape(len(value), -1) if of_tokens and value.ndim else value).tolist()
+        if value.ndim > 2:
+            raise RegardError(f"Where({part}=...): a tensor of tokens is (B,) or (B, n), got {tuple(value.shape)}.")
+        value = (value[:, None] if of_tokens and value.ndim == 1 else value).tolist()
     if isinstance(value, str) or not isinstance(value, Sequence | Set):
         return value
     values = sorted(value) if isinstance(value, Set) else value

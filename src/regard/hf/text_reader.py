@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -150,7 +151,7 @@ class TextReader:
         """All statistics of one document, and whether it was truncated to `length` or to what the model takes."""
         _check_whole(text)
         longest = length or self.limit
-        num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
+        num_tokens = self.count_tokens(text)
         truncated = longest is not None and num_tokens > longest
         inputs = self._inputs(text, longest if truncated else None)
         ids = inputs["input_ids"][0].tolist()
@@ -253,13 +254,19 @@ class TextReader:
         special_ids = set(self.tokenizer.all_special_ids)
         return [index for index, token in enumerate(ids) if token in special_ids]
 
+    def count_tokens(self, text: str) -> int:
+        """The number of tokens of a text; a text with half a character is refused, because no tokenizer reads it."""
+        if half := re.search("[\ud800-\udfff]", text):
+            raise RegardError(f"TextReader: {half[0]!r} is half a character. Write it whole, or remove it.")
+        return len(self.tokenizer(text, verbose=False)["input_ids"])
+
     def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
         """The model's inputs for a text; a text that is empty or too long is refused."""
         if not text.strip():
             raise RegardError("TextReader: the text is empty. Give at least one word.")
         _check_whole(text)
         self.check_length(length)
-        num_tokens = len(self.tokenizer(text, verbose=False)["input_ids"])
+        num_tokens = self.count_tokens(text)
         if self.limit is not None and length is None and num_tokens > self.limit:
             raise RegardError(
                 f"TextReader: the text has {num_tokens} tokens, and this model takes {self.limit}. Read its "

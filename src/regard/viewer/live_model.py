@@ -81,7 +81,7 @@ def text_model(reader: TextReader) -> LiveModel:
         """A question that `check` can stop while the model runs, and in the reductions of the page."""
 
         def answer(request: LiveRequest, check: Check) -> list[Sheet]:
-            check_length(len(reader.tokenizer(request.text, verbose=False)["input_ids"]), most)
+            check_length(reader.count_tokens(request.text), most)
             with stoppable(reader.model, check):
                 # `check` returns None; it is called once for each map
                 made = sheets(request, lambda weights: check() or page_reductions(weights))

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
+from threading import get_ident
 from typing import Any, ClassVar, Self
 
 import torch
@@ -30,6 +32,9 @@ from regard.pieces.transition import Steps
 
 #: Called with a module, and a function that returns its call or raises the reason why there is none.
 OnCall = Callable[[nn.Module, Callable[[], CoreCall]], None]
+#: Called with an inline layer, a function that reads its call, and its output or the input of the part that reads its
+#: recurrence: returns the same with the open edits, and these; None if another block does so.
+ChangeInline = Callable[[nn.Module, Callable[[], CoreCall], Any], tuple[Any, LayerEdits | None] | None]
 
 
 class _Running(threading.local):
@@ -38,6 +43,10 @@ class _Running(threading.local):
     def __init__(self) -> None:
         self.cores: dict[nn.Module, list[Callable[[], CoreCall]]] = {}
         self.seen: dict[nn.Module, Seen] = {}
+
+
+#: (Inline layer, thread) -> the edits of its last call, while an edit of it is open.
+inline_edits: dict[tuple[nn.Module, int], LayerEdits | None] = {}
 
 
 def is_recurrent(module: nn.Module) -> bool:
@@ -53,6 +62,9 @@ class RecurrentLayers:
     layer computes it in its forward. `innermost` returns the module that runs and calls such a function, `is_own`
     whether this thread is watched, and `on_call` gets each call when its module ends.
     """
+
+    #: Edits inline layers, if these are not only observed.
+    change: ChangeInline | None = None
 
     def __init__(self, innermost: Callable[[], nn.Module | None], is_own: Callable[[], bool], on_call: OnCall) -> None:
         self._innermost, self._is_own, self._on_call = innermost, is_own, on_call
@@ -109,9 +121,31 @@ class RecurrentLayers:
         def end(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
             seen = self._running.seen.pop(module, None)
             if seen is not None:
-                self._on_call(module, lambda: read_core(module, lambda: reader.read(module, seen, detached(output))))
+                read = partial(reader.read, module, seen, detached(output))
+                edits = inline_edits.get((module, get_ident()))
+                self._on_call(module, lambda: replace(read_core(module, read), edits=edits))
+
+        def change(part: nn.Module, args: Any, output: Any = None) -> Any:
+            """The input of the last part, or the output of a module without parts, with the open edits."""
+            if module not in self._running.seen:
+                return None
+            seen, given, result = self._running.seen[module], output, output
+            if reader.parts:
+                given, result = args[0], ()
+                seen.inputs[reader.parts[-1]] = given.detach()
+            changed = self.change(module, partial(reader.read, module, seen, detached(result)), given)  # type: ignore[misc]
+            if changed is None:
+                return None
+            edited, inline_edits[module, get_ident()] = changed
+            return (edited, *args[1:]) if reader.parts else edited
 
         stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
+        if self.change is not None:
+            stack.callback(lambda: inline_edits.pop((module, get_ident()), None))
+            if reader.parts:
+                stack.callback(getattr(module, reader.parts[-1]).register_forward_pre_hook(change).remove)
+            else:  # before the hooks of a watch around the edit
+                stack.callback(module.register_forward_hook(change, prepend=True).remove)
         stack.callback(module.register_forward_hook(end, with_kwargs=True).remove)
         for part in reader.parts:
             self._hook_part(stack, module, part)

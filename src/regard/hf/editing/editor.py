@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -19,32 +19,32 @@ from regard.base.errors import RegardError, first_few
 from regard.base.versions import hidden_eager
 from regard.edits.layer_edits import LayerEdits, Pairs, layer_edits
 from regard.edits.recurrent_edits import LINKS
-from regard.edits.values import ActivationPatch, AttentionEdit, KnockOut
-from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts
+from regard.edits.values import ActivationPatch, AttentionEdit, EditSequence, KnockOut
+from regard.edits.where import Indices, Roles, Texts, Where, flat, has_texts, is_layer, with_fields
 from regard.hf.attention_modules import (
     OF_TORCH,
-    attention_modules,
     may_compute_weights,
     names_called,
     part_of,
-    with_numbers,
 )
 from regard.hf.calls import OWN_SOFTMAX, RECURRENCE, AttentionCall, CallObserver, Untranslatable, measuring
 from regard.hf.capture.captured_calls import is_differential
 from regard.hf.capture.module_hooks import module_calls
 from regard.hf.capture.module_rerun import snapshot
-from regard.hf.capture.recurrent_calls import is_recurrent
+from regard.hf.capture.recurrent_calls import RecurrentLayers, detached, is_recurrent
 from regard.hf.capture.softmax_trace import Trace
-from regard.hf.capture.transformers_interface import backend_calls, refuse_compiled
+from regard.hf.capture.transformers_interface import backend_calls
 from regard.hf.capture.value_probe import GivenCall, has_values
 from regard.hf.edited_calls import allows_one, editors
 from regard.hf.editing.attend_edits import edited_attend
-from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of
+from regard.hf.editing.layers import EditableLayers
+from regard.hf.editing.patches import OF_KEYS, CallPatch, check_length, patches_of, with_patches
 from regard.hf.editing.places import Place, first_numbers, place_of
-from regard.hf.editing.recurrent_layers import LastCalls, changed_core, is_editable
+from regard.hf.editing.recurrent_layers import LastCalls, changed_output
 from regard.hf.heads.model_heads import Heads, ModelHeads
-from regard.hf.recurrent.core_calls import rwkv
+from regard.hf.recurrent.core_calls import READERS, CoreCall, rwkv
 from regard.hf.recurrent.core_functions import core_functions
+from regard.hf.recurrent.inline_layers import inline_reader
 from regard.stats.numbering import layer_number
 
 
@@ -53,7 +53,7 @@ class EditedRun:
     """What an edit changed: the number of edited calls of each attention module, by module path.
 
     `left_out` has the layers that ran and that the edit selects, but cannot change, with their class: recurrent layers
-    that compute inside their module, and modules whose weights are no softmax that is known.
+    with several recurrences (Zamba), and modules whose weights are no softmax that is known.
 
     >>> import regard as rg
     >>> rg.hf.EditedRun(rg.KnockOut(rg.Where(keys=0)), {"h.0.attn": 2})
@@ -89,8 +89,9 @@ def edit(
     and so is the softmax of a module that computes it itself (BLOOM, DeBERTa, MPT), where an `ActivationPatch` reaches
     the outputs alone. Weights that a watch measures (Longformer, block-sparse BigBird) are edited after several runs,
     without gradients. `KnockOut` and `ScaleWeights` also act on recurrent layers that transformers computes by a
-    function (Gated DeltaNet, Kimi Delta, Mamba-1 and -2, RWKV-4) and on recurrent attention of Regard: the read of one
-    query loses what one token wrote, and the state keeps it. This is exact for given decays and erasures.
+    function (Gated DeltaNet, Kimi Delta, Mamba-1 and -2, RWKV-4), on recurrent attention of Regard, and without
+    gradients on the layers of LFM2, MiniMax, RecurrentGemma and xLSTM: the read of one query loses what one token
+    wrote, and the state keeps it. This is exact for given gates, decays, erasures and normalizers.
     Queries and keys are counted in the whole sequence, also in `generate()`, with caches, beams and windows. The
     backend computes the call as it is; the selected rows of the selected heads are computed again, in linear memory.
     So what no edit selects keeps its bits in that layer. A row that loses all its keys has output 0.
@@ -99,7 +100,7 @@ def edit(
     inner block follow those of the outer one. With gradient checkpointing call `backward` inside the block. An edit
     belongs to its thread, as `watch` does, and a watch inside or around the block returns what the model ran, patched
     outputs too. A block in which the model ran, and whose edit selected nothing, ends with a `RegardError`. So does one
-    whose edit names no layers, if a layer that it selects cannot be edited (a short convolution). Name the others then:
+    whose edit names no layers, if a layer that it selects cannot be edited (Zamba's). Name the others then:
     what a slice or a pattern of layers leaves out is in `left_out` of the `EditedRun` that the block yields.
 
     >>> import torch, transformers, regard as rg
@@ -110,16 +111,17 @@ def edit(
     >>> seen[1][0, :, 4].gt(0).int().tolist()
     [[1, 1, 0, 1, 1], [1, 1, 1, 1, 1]]
     """
-    refuse_compiled(model, "edit")
     _Editor(model, edits, tokens, targets, roles)  # its errors are raised here
     return _Block(lambda: _Editor(model, edits, tokens, targets, roles))
 
 
 @contextmanager
-def edit_what_is_there(model: nn.Module, edits: AttentionEdit) -> Iterator[EditedRun]:
-    """`edit` for edits of which some may select nothing, because the mask forbids their pairs."""
-    refuse_compiled(model, "edit")
-    with _editing(_Editor(model, edits, None, None, None), may_be_empty=True) as run:
+def edit_what_is_there(model: nn.Module, edits: Sequence[Any], layers: EditableLayers) -> Iterator[EditedRun]:
+    """`edit` for edits of which some may select nothing, because the mask forbids their pairs.
+
+    `layers` are those of the model.
+    """
+    with _editing(_Editor(model, EditSequence(tuple(edits)), None, None, None, layers), may_be_empty=True) as run:
         yield run
 
 
@@ -194,8 +196,9 @@ class _Editor(CallObserver):
 
     `edits` are the single edits with words and roles resolved to numbers; elsewhere an edit is named by its place in
     this list. `selected` are the modules of whose heads an edit selects some, and `own_softmax` those of them that may
-    compute a softmax themselves. `observed` are all attention modules and recurrent layers, and `editable` those that
-    some edit could change, each with its path.
+    compute a softmax themselves, and `inside` the recurrent layers among them that compute inside their module.
+    `observed` are all attention modules and recurrent layers, and `editable` those that some edit could change, each
+    with its path.
 
     In the methods, `part` or `edit` is a single edit and `number` its place in `edits`, `heads` are those that it
     selects in a module, `name` is the path of the module of a call, and `place` has the numbers of the first query and
@@ -209,14 +212,23 @@ class _Editor(CallObserver):
         tokens: Texts | None,
         targets: Texts | None,
         roles: Roles | None,
+        layers: EditableLayers | None = None,
     ) -> None:
         self.model, self.run = model, EditedRun(edits)
         texts = [] if tokens is None or not _names_words(edits) else tokens if has_texts(tokens) else [tokens]
         self.num_tokens = [len(text) for text in texts]  # of each text in which a word has to be found
-        self.edits = [replace(part, where=part.where.found(tokens, targets, roles)) for part in edits.parts]  # type: ignore
-        self._read_modules()
+        found = ((part, part.where.found(tokens, targets, roles)) for part in edits.parts)  # type: ignore[attr-defined]
+        self.edits: list[Any] = [with_fields(part, where=where) for part, where in found]
+        self.layers = layers or EditableLayers.of(model)
+        # Module path -> (number of the edit, the edit, the heads), for each edit that selects heads of the module.
+        self.selecting = {path: self._selecting(path) for path in self.layers.editable.values()}
+        self.selected = {module for module, path in self.layers.editable.items() if self.selecting[path]}
+        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
         self.projected = self._output_projections()
         self.state = _State()
+        self.inside = {module for module in self.selected if inline_reader(module) is not None}
+        self.inline = RecurrentLayers(lambda: None, lambda: self in editors, self._inline_ended)
+        self.inline.change = self._inline_changed
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}
@@ -228,23 +240,13 @@ class _Editor(CallObserver):
         self.paths: dict[tuple[int, int | None], str] = {}
         self.lengths: dict[tuple[int, str], int] = {}
         self.was_run = False
-        for part in self.edits:
-            self._check_layers(part)
+        for n, part in enumerate(self.edits):
+            self._check_layers(n, part)
 
-    def _read_modules(self) -> None:
-        """Find the modules that attend or are recurrent, their paths, and those that the edits select."""
-        model, attending = self.model, {*attention_modules(self.model).values()}
-        layers = with_numbers({n: m for n, m in model.named_modules() if m in attending or is_recurrent(m)})
-        self.attending = {m: n for n, m in layers.items() if m in attending}
-        self.recurrent = {m: n for n, m in layers.items() if is_editable(m)}
-        own = {module: name for name, module in layers.items()}
-        self.names = {module: own.get(module, name) for name, module in model.named_modules()}
-        self.observed = self.attending | {module: name for module, name in self.names.items() if is_recurrent(module)}
-        self.editable = {m: n for n, m in layers.items() if m in self.attending or m in self.recurrent}
-        self.selected = {
-            module for module, name in self.editable.items() if any(_selects(part.where, name) for part in self.edits)
-        }
-        self.own_softmax = {m for m in self.selected if may_compute_weights(m) and not is_recurrent(m)}
+    def _selecting(self, path: str) -> list[tuple[int, Any, Indices]]:
+        """The edits that select heads of the module at a path: number, edit, heads."""
+        chosen = ((n, part, part.where.heads_in(path)) for n, part in enumerate(self.edits))
+        return [(n, part, heads) for n, part, heads in chosen if heads is not None]
 
     def _output_projections(self) -> dict[nn.Module, Heads]:
         """The heads of selected modules that may compute their softmax themselves, if an edit patches outputs.
@@ -259,18 +261,17 @@ class _Editor(CallObserver):
             return {}
         return {layout.module: layout for layout in layouts if layout.module in self.own_softmax}
 
-    def _check_layers(self, part: Any) -> None:
+    def _check_layers(self, number: int, part: Any) -> None:
         """Refuse layers that the model does not have, and words that were not found."""
-        where: Where = part.where
         for name in ("queries", "keys"):
-            where.indices(name)
-        paths = list(self.editable.values())
+            part.where.indices(name)
+        paths = list(self.layers.editable.values())
         if not paths:
             raise RegardError(
                 f"edit: {type(self.model).__name__} has no attention modules. Give the model that has them."
             )
-        unknown = [one for one in where.names_layers if not any(_selects(Where(layers=one), path) for path in paths)]
-        if not unknown and any(where.heads_in(path) is not None for path in paths):
+        unknown = [one for one in part.where.names_layers if not any(is_layer(one, path) for path in paths)]
+        if not unknown and any(number == n for chosen in self.selecting.values() for n, _, _ in chosen):
             return
         layer_numbers = sorted({n for n in map(layer_number, paths) if n is not None})
         numbers = f"It has layers {first_few(layer_numbers, 40)}, " if layer_numbers else "It has "
@@ -290,7 +291,9 @@ class _Editor(CallObserver):
             stack.enter_context(module_calls.observed_by(self))
             stack.enter_context(editors.adding(self))
             stack.enter_context(attend_editors.adding(self._attend))
-            stack.enter_context(core_functions.changed_by(self._core_called, self.selected & self.recurrent.keys()))
+            recurrent = self.selected & self.layers.recurrent.keys()
+            stack.enter_context(core_functions.changed_by(self._core_called, recurrent))
+            stack.enter_context(self.inline.observing(self.inside))
             if any(part.where.names_entries for part in self.edits):  # type: ignore[attr-defined]
                 stack.callback(self.model.register_forward_pre_hook(self._keep_sizes, with_kwargs=True).remove)
             for layout in self.projected.values():
@@ -305,7 +308,7 @@ class _Editor(CallObserver):
     def _keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep where the next call of a module stands in the sequence, and its arguments if it may run again."""
         if self in editors:  # the hook belongs to the module, which other threads may run
-            is_cross = part_of(self.names[module], module) == "cross"
+            is_cross = part_of(self.layers.names[module], module) == "cross"
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
             if self.state.frames and self.state.frames[-1].module is module and module in self.own_softmax:
                 self.state.frames[-1].given = args, kwargs
@@ -327,8 +330,8 @@ class _Editor(CallObserver):
 
     def module_started(self, module: nn.Module) -> None:
         """Open a frame for an attention module or recurrent layer that starts."""
-        self.was_run |= module in self.names
-        if module in self.observed:
+        self.was_run |= module in self.layers.names
+        if module in self.layers.observed:
             self.state.frames.append(_Frame(module))
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -340,8 +343,8 @@ class _Editor(CallObserver):
             return
         while (frame := self.state.frames.pop()).module is not module:
             pass
-        if output is not None and not frame.num_calls:
-            self.unedited[self.observed[module]] = type(module).__name__
+        if output is not None and not frame.num_calls and module not in self.inside:  # they are edited later
+            self.unedited[self.layers.observed[module]] = type(module).__name__
         if output is not None and frame.softmaxes:
             self._check_softmax(frame)
 
@@ -369,11 +372,29 @@ class _Editor(CallObserver):
             return None
         if not any(editor.selects(module) for editor in editors):
             return result, None
-        return changed_core(self.state.recurrent, module, name, given, result)
+        reader = READERS[name]
+        read, read_graph = partial(reader, detached(given), detached(result)), partial(reader, given, result)
+        return changed_output(self.state.recurrent, module, reader, read, result, read_graph)
+
+    def _inline_changed(self, module: nn.Module, read: Callable[[], CoreCall], result: Any) -> Any:
+        """The result of a recurrence inside a module as the open edits change it, and these edits.
+
+        The innermost block knows the edits of all; another one returns None.
+        """
+        if [editor for editor in editors if editor.selects(module)][-1] is not self:
+            return None
+        return changed_output(self.state.recurrent, module, inline_reader(module), read, result)
+
+    def _inline_ended(self, module: nn.Module, read: Callable[[], CoreCall]) -> None:
+        """Keep the state after a call of a module, which the next one may continue."""
+        call = self.state.recurrent.pop(module, None)
+        if call is not None and (after := read().after):
+            call.core = replace(call.core, after=after)
+            self.state.recurrent[module] = call
 
     def _check_softmax(self, frame: _Frame) -> None:
         """Refuse a softmax that was changed, and whose weights are not those that the module multiplies by."""
-        kind, name = type(frame.module).__name__, self.names[frame.module]
+        kind, name = type(frame.module).__name__, self.layers.names[frame.module]
         try:
             number, reason = frame.trace.weighted_sum(kind).weights.number, f"{kind} multiplies by another softmax"
         except Untranslatable as error:
@@ -406,13 +427,11 @@ class _Editor(CallObserver):
         A patch makes a new call, also where it changes the output only, so that the call counts as edited. `selecting`
         has each edit that selects the module: its number, the edit and the heads.
         """
-        name = self.names.get(call.module)
+        name = self.layers.names.get(call.module)
         self.state.outputs = []
         if name is None:
             return call
-        selecting = [
-            (n, part, heads) for n, part in enumerate(self.edits) if (heads := part.where.heads_in(name)) is not None
-        ]
+        selecting = self.selecting[name] if name in self.selecting else self._selecting(name)
         if call.backend == RECURRENCE:
             selecting = [one for one in selecting if self._reaches_links(one[0], call, name)]
             if not selecting:
@@ -475,7 +494,7 @@ class _Editor(CallObserver):
         edit: Any = self.edits[number]
         layer, is_link = layer_number(name), isinstance(edit, LINKS)
         is_beside = layer in edit.where.names_layers and any(
-            layer_number(path) == layer for path in self.attending.values() if path != name
+            layer_number(path) == layer for path in self.layers.attending.values() if path != name
         )
         is_mean = call.function is rwkv and isinstance(edit, KnockOut) and edit.renormalize
         if is_link and not is_beside and not is_mean:
@@ -503,9 +522,7 @@ class _Editor(CallObserver):
             self.state.outputs += patches
             return replace(call)
         changed = getattr(call, edit.part)
-        for patch in patches:
-            changed = patch.apply(changed)
-        return replace(call, logsumexp=None, **{edit.part: changed})  # type: ignore[arg-type]
+        return replace(call, logsumexp=None, **{edit.part: with_patches(changed, patches)})  # type: ignore[arg-type]
 
     def _with_projected_patch(
         self, number: int, edit: ActivationPatch, heads: Indices, call: AttentionCall, name: str, place: tuple[int, int]
@@ -535,8 +552,7 @@ class _Editor(CallObserver):
         if not patches or self not in editors or measuring:
             return None
         outputs = args[0].unflatten(-1, (layout.num_heads, layout.head_dim)).transpose(1, 2)
-        for patch in patches:
-            outputs = patch.apply(outputs)
+        outputs = with_patches(outputs, patches)
         for observer in module_calls.observers:
             observer.output_patched(layout.module, outputs)
         return outputs.transpose(1, 2).flatten(2), *args[1:]
@@ -549,10 +565,8 @@ class _Editor(CallObserver):
 
     def patched(self, call: AttentionCall, output: Tensor) -> Tensor:
         """The output (B, I, H, E) of the call with patched heads."""
-        for patch in self.state.outputs:
-            output = patch.apply(output.transpose(1, 2)).transpose(1, 2).contiguous()
-        self.state.outputs = []
-        return output
+        patches, self.state.outputs = self.state.outputs, []
+        return with_patches(output.transpose(1, 2), patches).transpose(1, 2).contiguous() if patches else output
 
     def _check_number(self, number: int, part: Any, name: str) -> None:
         """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder."""
@@ -633,9 +647,9 @@ class _Editor(CallObserver):
 
     def _is_named(self, path: str, layer: int | str) -> bool:
         """Whether a name means this layer; not if it is recurrent, and attention beside it was edited (Falcon-H1)."""
-        beside = [name for name, count in self.run.calls.items() if count and _selects(Where(layers=layer), name)]
-        is_attention = path in self.attending.values()
-        return _selects(Where(layers=layer), path) and (is_attention or not beside)
+        beside = [name for name, count in self.run.calls.items() if count and is_layer(layer, name)]
+        is_attention = path in self.layers.attending.values()
+        return is_layer(layer, path) and (is_attention or not beside)
 
     def _not_edited(self, part: Any, unedited: dict[str, str], paths: list[str]) -> str:
         """The error for an edit that could not change the modules at `paths`; `unedited` has the class by path."""
@@ -650,12 +664,12 @@ class _Editor(CallObserver):
 
     def _why_not(self, part: Any, paths: list[str]) -> str:
         """Why an edit cannot change these modules, as the end of a sentence that begins with their classes."""
-        if not set(paths) <= set(self.recurrent.values()):
+        if not set(paths) <= set(self.layers.recurrent.values()):
             return (
-                "computes a recurrence inside its module, or computes its weights itself, not by one softmax over the "
-                "keys. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
-                "nn.MultiheadAttention, regard.attend, regard.nn, the recurrences that transformers computes by a "
-                "function, and a module that multiplies its values by its own softmax."
+                "computes several recurrences in its module, or computes its weights itself, not by one softmax over "
+                "the keys. Edits reach the attention interface of transformers, F.scaled_dot_product_attention, "
+                "nn.MultiheadAttention, regard.attend, regard.nn, layers of transformers with one recurrence that is "
+                "known, and a module that multiplies its values by its own softmax."
             )
         if isinstance(part, KnockOut):
             return (
@@ -663,11 +677,6 @@ class _Editor(CallObserver):
                 "Use KnockOut(..., renormalize=False) or ScaleWeights."
             )
         return "is recurrent: it has no scores and no softmax. KnockOut and ScaleWeights change its weights."
-
-
-def _selects(where: Where, name: str) -> bool:
-    """Whether a selection has heads of the module at a path."""
-    return where.heads_in(name) is not None
 
 
 def _check_counted(call: AttentionCall, name: str) -> None:

@@ -28,12 +28,15 @@ class CallPatch:
     rows: list[int]
     values: Tensor
 
-    def apply(self, tensor: Tensor) -> Tensor:
-        """A copy of a tensor (B, H, n, D) with the patch."""
-        device = tensor.device
-        batch = torch.tensor(self.batch, device=device)[:, None, None]
-        heads, rows = torch.tensor(self.heads, device=device)[:, None], torch.tensor(self.rows, device=device)
-        return tensor.index_put((batch, heads, rows), self.values.to(tensor))
+
+def with_patches(tensor: Tensor, patches: list[CallPatch]) -> Tensor:
+    """A copy of a tensor (B, H, n, D) with patches, in their order."""
+    tensor = tensor.clone()
+    for patch in patches:
+        places = patch.batch, patch.heads, patch.rows
+        batch, heads, rows = (torch.tensor(one, device=tensor.device) for one in places)
+        tensor[batch[:, None, None], heads[:, None], rows] = patch.values.to(tensor)
+    return tensor
 
 
 def patches_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path: str, start: int) -> list[CallPatch]:

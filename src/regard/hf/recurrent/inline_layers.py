@@ -29,7 +29,8 @@ class Seen:
 
 
 class InlineReader(Protocol):
-    """Reads one kind of module. `parts` are the parts whose inputs and outputs it needs.
+    """Reads one kind of module. `parts` are the parts whose inputs and outputs it needs. The last one reads the output
+    of the recurrence; without parts the module returns it.
 
     `state_before` gets the arguments by name before the module runs, and returns copies of its state; empty if it has
     none. `read` gets what was seen of the run, and what the module returned (`output`), and returns the call of the
@@ -63,7 +64,7 @@ class Lightning:
             return Steps(query, key, log_decay=decay.expand(*key.shape[:3], 1))
 
         core = heads_first(seen.inputs["norm"].unflatten(-1, (heads, -1)))  # the norm reads the recurrence's output
-        return CoreCall(LINEAR, form, value, core, seen.before, state_copies(output[1]))
+        return CoreCall(LINEAR, form, value, core, seen.before, state_copies(*output[1:2]))
 
 
 class RealGated:
