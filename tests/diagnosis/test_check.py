@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,6 +14,7 @@ import regard as rg
 from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, with_a_regard_mask
 from regard.diagnosis.calling import LAYOUTS, Subject, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
+from regard.diagnosis.numerics import speed_finding
 from regard.diagnosis.weights import measure, measured
 from wrong_attentions import AFTER_DROPOUT, WRONG, no_scale, softmax_over_axis_1
 
@@ -711,3 +713,27 @@ def test_a_check_computes_in_one_thread_but_for_its_times():
         torch.set_num_threads(before)
     assert seen.pop(16) == {3}  # only times are taken of 16 tokens, and of 256 if these are fast
     assert seen.pop(256, {3}) == {3} and set().union(*seen.values()) == {1}
+
+
+def test_a_fast_function_is_timed_on_a_busy_machine_and_one_that_loops_is_not():
+    """Other work may delay the first calls. A function that loops over pairs is slow in every call."""
+    delays = []
+
+    def delayed(q, k, v):
+        if delays:
+            time.sleep(delays.pop())
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    def slow(q, k, v):
+        time.sleep(2e-5 * q.shape[2] * k.shape[2])
+        return nn.functional.scaled_dot_product_attention(q, k, v)
+
+    fast, looping = (next(iter(callers_of(function))) for function in (delayed, slow))
+    delays.extend([0.006] * 4)
+    assert (speed_finding(fast).verdict, delays) == ("right", [])
+    assert speed_finding(looping).verdict == "unknown"
+
+
+def test_the_prompt_shows_what_print_shows():
+    report = rg.check(no_scale)
+    assert repr(report) == str(report)

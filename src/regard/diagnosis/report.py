@@ -98,6 +98,9 @@ class CheckReport:
         order = {"wrong": 0, "unknown": 1, "right": 2}
         return sorted(self.findings, key=lambda finding: order[finding.verdict])
 
+    def __repr__(self) -> str:
+        return str(self)  # what the prompt of Python shows
+
     def __str__(self) -> str:
         others = f" (the same weights here: {', '.join(self.equal[1:])})" if self.equal[1:] else ""
         equals = f"{self.mechanism}{others}" if self.equal else "no mechanism of the catalog"
