@@ -20,6 +20,15 @@ interface Spot {
 export const [LEAST, ARCS] = [0.03, 5]; // the least share drawn; the links of a word that are drawn
 const [HIGHEST, WIDEST] = [46, 4]; // pixels above a line, pixels of a line
 
+// A word on paper.
+export const spot = (x: number, top: number, tall: number): Spot => ({
+  x,
+  top,
+  tall,
+  hidden: false,
+  above: Infinity,
+});
+
 // Where a word is in the drawing; a word that is scrolled away is at the edge of its box.
 function spotOf(word: HTMLElement, origin: DOMRect): Spot {
   const bounds = word.getClientRects()[0] ?? word.getBoundingClientRect();

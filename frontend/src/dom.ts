@@ -71,7 +71,7 @@ export const signButton = (
   label: string,
   onclick: () => void,
   title = label,
-): HTMLButtonElement => h("button", { type: "button", title, "aria-label": label, onclick }, sign);
+): HTMLButtonElement => actionButton({ title, "aria-label": label, onclick }, sign);
 
 // A group of buttons; one of them is pressed. Tab reaches the pressed one, and arrows press the others.
 export function segments(
@@ -81,10 +81,8 @@ export function segments(
   chosen: (value: string) => void,
 ): HTMLElement {
   const buttons = options.map(([name, said]) =>
-    h(
-      "button",
+    actionButton(
       {
-        type: "button",
         "aria-pressed": String(name === value),
         tabindex: name === value || !options.some(([each]) => each === value) ? 0 : -1,
         onclick: () => chosen(name),
@@ -97,7 +95,7 @@ export function segments(
     if (!step) return;
     event.preventDefault();
     event.stopPropagation();
-    const root = group.getRootNode() as Document;
+    const root = buttons[0].getRootNode() as Document;
     const at = buttons.indexOf(event.target as HTMLButtonElement);
     chosen(options[(at + step + options.length) % options.length][0]);
     root
@@ -106,12 +104,11 @@ export function segments(
       )
       ?.focus(); // drawn anew
   };
-  const group = h(
+  return h(
     "div",
     { class: "segments", role: "group", "aria-label": label, onkeydown: moved },
     ...buttons,
   );
-  return group;
 }
 
 // A number in a sentence: it does not break into two lines.

@@ -38,13 +38,9 @@ const [LISTED, MARGIN] = [400, 4]; // words in a list to choose from; points aro
 const LEGENDS: Record<string, string> = {
   log: "logarithmic",
   linear: "linear",
-  sqrt: "square root",
+  sqrt: "square-root",
 };
-const SAID: Record<string, string> = {
-  log: "a logarithmic scale",
-  linear: "a linear scale",
-  sqrt: "a square-root scale",
-};
+const legendName = ({ scale }: State) => `${LEGENDS[scale] ?? scale} scale`;
 
 export interface Figure {
   svg: SVGSVGElement;
@@ -104,7 +100,7 @@ async function drawFigure(
     const uniform = keys.length === 1 ? ofCells.uniform : 0; // panels with cells of other sizes
     const legend = legendInPoints(weightLegend(colors, { ...ofCells, uniform }), SMALL);
     legend.node.setAttribute("transform", `translate(0,${round(y)})`);
-    const name = `weight, ${LEGENDS[state.scale] ?? state.scale}`;
+    const name = `weight, ${legendName(state)}`;
     const isBeside = legend.width + 4 + widthOf(name, SMALL) <= frame.width;
     if (!isBeside) y += 10;
     body.append(
@@ -163,7 +159,7 @@ function captionOf(context: Context, drawn: Drawn[]): string {
     .map((panel, at) => (drawn.length > 1 ? `(${"abcdefg"[at]}) ${panel.said}` : panel.said))
     .join(" ");
   const scale = drawn.some((panel) => panel.keys)
-    ? ` Weights are shown on ${SAID[state.scale] ?? state.scale}.`
+    ? ` Weights are shown on a ${legendName(state)}.`
     : "";
   const precision = context.source.precision(state.text);
   return `${about} ${said}${scale}${precision ? ` ${precision}` : ""}`;

@@ -6,7 +6,7 @@ import { canCompareTexts, textsOfFigure } from "./compare_texts";
 import { cut, s } from "./dom";
 import { inCell, shown, statisticInCell } from "./format";
 import { legendInPoints, rangeLegend } from "./legend";
-import { ARCS, arcOf, heightOf, LEAST, widestOf } from "./arcs";
+import { ARCS, arcOf, heightOf, LEAST, spot, widestOf } from "./arcs";
 import {
   cellImage,
   cellsByColor,
@@ -240,10 +240,13 @@ function selfWords(
       : arcShares(frame, weights, [first, last]).filter((arc) => arc.at !== here);
   const rise = (j: number) => 0.75 * heightOf(Math.abs(at[j] - at[here]));
   const top = Math.max(0, ...arcs.map((arc) => rise(arc.at))) + 10;
-  const spot = (j: number) => ({ x: at[j], top, tall, hidden: false, above: Infinity });
   const sheet = { width: frame.width, height: top + tall };
   for (const arc of arcs)
-    node.append(arcOf(arc, spot(here), spot(arc.at), sheet, { widest: THICKEST }));
+    node.append(
+      arcOf(arc, spot(at[here], top, tall), spot(at[arc.at], top, tall), sheet, {
+        widest: THICKEST,
+      }),
+    );
   const most = arcs.at(-1);
   if (most) {
     const [x, y] = [(at[here] + at[most.at]) / 2, top - rise(most.at) - 4];
@@ -311,13 +314,6 @@ function crossWords(
   const tall = (tokens: string[], turned: boolean) => (turned ? widest(tokens, NORMAL) + 6 : 13);
   const [upper, lower] = [tall(own, top.turned), tall(keys, low.turned)];
   const [start, end] = [upper, upper + 40];
-  const spot = (x: number, top: number, tall: number) => ({
-    x,
-    top,
-    tall,
-    hidden: false,
-    above: 0,
-  });
   const sheet = { width: frame.width, height: end + lower };
   for (const arc of arcShares(frame, weights, [first, last]))
     node.append(

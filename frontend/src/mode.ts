@@ -1,5 +1,4 @@
 // The interface between the view of a head and the two ways to show its words: words with arcs, and lines.
-import type { Context } from "./context";
 import type { Head } from "./head_sets";
 
 export interface Mode {
@@ -10,9 +9,3 @@ export interface Mode {
   key(event: KeyboardEvent): boolean;
   close(): void;
 }
-// `linked` hears at which word the reader points.
-export type MakeMode = (
-  context: Context,
-  body: HTMLElement,
-  linked: (query: number | null) => void,
-) => Mode;

@@ -1,6 +1,6 @@
 // Words: the text itself, colored by what a word attends to and what attends to it, with arcs.
 import { ARCS, drawArcs, widestOf, type Arc } from "./arcs";
-import { headName, interval, strongest, type Context } from "./context";
+import { headName, inText, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
 import { actionButton, h, hint, joins, s, strong, visible } from "./dom";
 import { shown } from "./format";
@@ -287,7 +287,7 @@ export function wordsMode(
             `; mean over all words: ${shown(received.reduce((sum, weight) => sum + weight, 0) / received.length)}`,
           ]
         : []),
-      `, in ${only ? headName(context, ...only) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`,
+      `, in ${only ? inText(headName(context, ...only)) : headsInWords(context)}${context.source.finest(state.text) ? " (means, not weights of single words)" : ""}.`,
     );
   }
 

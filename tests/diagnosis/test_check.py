@@ -728,7 +728,7 @@ def test_a_fast_function_is_timed_on_a_busy_machine_and_one_that_loops_is_not():
         time.sleep(2e-5 * q.shape[2] * k.shape[2])
         return nn.functional.scaled_dot_product_attention(q, k, v)
 
-    fast, looping = (next(iter(callers_of(function))) for function in (delayed, slow))
+    fast, looping = (next(iter(callers_of(Subject(function)))) for function in (delayed, slow))
     delays.extend([0.006] * 4)
     assert (speed_finding(fast).verdict, delays) == ("right", [])
     assert speed_finding(looping).verdict == "unknown"

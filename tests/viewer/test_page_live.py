@@ -251,7 +251,11 @@ def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server)
             assert page.get_by_label("Head", exact=True).count() == 0
             page.get_by_role("button", name="Two texts").click()
             until(page, "document.querySelectorAll('.compare .side .words').length === 2")
-            assert page.get_by_role("link", name="What if").count() == 0
+            page.get_by_role("link", name="What if").click()
+            until(page, "document.querySelector('.what-if .words') !== null")
+            needs = " ".join(page.locator(".what-if > .hint").inner_text().split())
+            assert "This page has no model" in needs and "regard view --model" in needs and "--knock-out" in needs
+            assert page.locator(".typed, .offers button").count() == 0
 
 
 def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(browser):
