@@ -196,7 +196,8 @@ class Nnsight:
             source = [].save()
             for layer in self.plain.model.layers:
                 source.append(layer.self_attn.o_proj.input)
-        every, results = torch.arange(8), torch.zeros(30, 9, 8, dtype=torch.float64)
+        every = torch.arange(len(self.page["inputs"]["input_ids"]))
+        results = torch.zeros(30, 9, len(every), dtype=torch.float64)
         with self.plain.trace(self.page["inputs"]["input_ids"], logits_to_keep=1):
             logits = self.plain.lm_head.output.save()
         plain = self.page["difference"](Logits(logits), every)
@@ -299,6 +300,11 @@ def main(rounds: str = "3", *tasks: str) -> None:
     for heading, code in blocks():
         if heading in TASKS and (not tasks or TASKS[heading][0] in tasks):
             others = others or peers(page)
+            if heading == "Sweeps":  # a run of one sentence leaves room for many edits
+                given = {name: page[name] for name in ("inputs", "others")}
+                page.update({name: {key: x[:1] for key, x in one.items()} for name, one in given.items()})
+                print("With one sentence:", row(heading, code, page, others, int(rounds)), flush=True)
+                page.update(given)
             print(row(heading, code, page, others, int(rounds)), flush=True)
         else:
             exec(compile(code, str(PAGE), "exec"), page)
