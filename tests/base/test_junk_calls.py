@@ -187,11 +187,6 @@ def raw_errors(name, argument, mistakes):
 
 #: Junk that still ends in an error of Python or torch. This list may only become shorter.
 STILL_RAW = {
-    ("Divergence", "to", "no storage"),
-    ("ReplaceWeights", "weights", "no storage"),
-    ("combine", "factors", "no storage"),
-    ("heatmap", "tokens", "no storage"),
-    ("weight_table", "tokens", "no storage"),
     ("figure", "source", "a dict"),
     ("token_times", "seconds", "a large integer"),
 }

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from regard.base.shapes import as_slice, pick, spread_indices, to_host
+from regard.engine.plan import ENGINES
 
 
 class Elsewhere(torch.Tensor):
@@ -69,6 +70,43 @@ def test_tensors_of_unusual_kinds_are_refused_by_their_kind(kind):
     for call in calls:
         with pytest.raises(rg.RegardError, match=f"is {kind}"):
             call()
+
+
+ODD = UNUSUAL | {
+    "sparse (": lambda x: x[0, 0].to_sparse_csr(),
+    "nested": lambda x: torch.nested.nested_tensor(list(x[0])),
+    "nested (": lambda x: torch.nested.nested_tensor(list(x[0]), layout=torch.jagged),
+    "of the layout of MKL-DNN": lambda x: x.to_mkldnn(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*(quantize_per_tensor|[Nn]ested|Sparse CSR)")
+@pytest.mark.parametrize("kind", ODD)
+def test_a_call_with_tensors_of_an_unusual_kind_names_them(kind, recwarn):
+    """Or it computes, where torch does: no error is one of torch."""
+    try:
+        unusual = ODD[kind](torch.rand(1, 2, 4, 8))
+    except RuntimeError:
+        pytest.skip("this torch makes no such tensor")
+    usual = torch.rand(1, 2, 4, 8)
+    calls = [
+        *(lambda engine=engine: rg.attend(unusual, unusual, unusual, engine=engine) for engine in ("auto", *ENGINES)),
+        lambda: rg.attend(usual, unusual, usual),
+        lambda: rg.attend(usual, usual, unusual),
+        lambda: rg.Attention()(unusual, usual, usual),
+        lambda: rg.attend(usual, usual, usual, scale=unusual),
+        lambda: rg.plan(unusual, unusual, unusual),
+        lambda: rg.scaled_dot_product_attention(unusual, unusual, unusual),
+        lambda: rg.heatmap(unusual),
+        lambda: rg.show(unusual),
+    ]
+    refused = 0
+    for call in calls:
+        try:
+            call()
+        except rg.RegardError:
+            refused += 1
+    assert refused >= len(calls) // 2
 
 
 def test_indices_are_spread_to_the_last_one_of_many():

@@ -8,6 +8,7 @@ import stat
 import pytest
 
 import regard as rg
+from regard.base.errors import RegardError
 from regard.base.whole_files import DRAFT, remove_drafts, whole_file, write_whole
 
 
@@ -63,3 +64,18 @@ def test_drafts_of_killed_processes_are_removed_files_and_folders(tmp_path):
         (folder / f"{DRAFT}folder" / "kept").write_text("half")
     remove_drafts(tmp_path)
     assert is_folder and [path.name for path in sorted(tmp_path.rglob("*"))] == ["inner", "kept"]
+
+
+@pytest.mark.parametrize("write", [lambda path: write_whole(path, "text"), lambda path: _write_draft(path)])
+def test_links_in_a_circle_are_refused_and_stay(tmp_path, write):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(RegardError, match="cannot be written"):
+        write(tmp_path / "a")
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_symlink()) == ["a", "b"]
+    assert len(list(tmp_path.iterdir())) == 2, "no draft is left"
+
+
+def _write_draft(path):
+    with whole_file(path, "save") as draft:
+        draft.write_text("text")

@@ -14,9 +14,10 @@ import torch
 import regard as rg
 from pages import FLAGS, WORDS, chromium, maps_of, reading, until
 from regard.base import upper_layers
-from regard.viewer import notebook_widget
+from regard.viewer import notebook_widget, picture_sheets
 from regard.viewer import widget as widget_module
 from regard.viewer.page import bundle
+from regard.viewer.pictures import places_of
 from watching import watched
 
 pytest.importorskip("anywidget")
@@ -76,6 +77,30 @@ def test_a_picture_stays_where_no_widget_runs(monkeypatch):
     assert of_map[1][5] == "w" and of_map[1][7] == "b"
     lead = several.answers.sheets[0].about["lead"]
     assert drawn[1].caption.startswith("“A text”. In layer ") and f"head {lead['head']}" in drawn[1].caption
+
+
+@pytest.mark.parametrize("kind", ["image", "video", "words", "sound"])
+def test_the_stored_picture_of_patches_is_the_image_and_the_weights_on_it(kind):
+    """Not a word for each patch. Dark is the largest weight; of a video it is one frame."""
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("transformers")
+    from vision_models import pictured, towers, video, whisper, with_texts
+    from vision_models import watched as seen_of
+
+    if kind == "sound":
+        sheets = picture_sheets(seen_of(whisper()), targets=["<s>", "the", "cat", "sat"])
+    else:
+        make = {"image": lambda: towers()[3], "video": video, "words": lambda: with_texts()[0]}[kind]
+        sheets = picture_sheets(seen_of(make()))
+    sheet = next((sheet for sheet in sheets if sheet.about["queries"]), None) or pictured(sheets)
+    start, panels = sheet.about["start"], sheet.about["picture"]["panels"]
+    row = sheet.maps[start["layer"]].dense()[0, start["head"], start["query"]]
+    grids = [row[places_of(panel)].view(panel["rows"], panel["columns"]) for panel in panels]
+    _, shown = (axes.images[0].get_array() for axes in notebook_widget.image_figure(sheet).axes)
+    chosen = max(grids, key=lambda grid: float(grid.sum()))
+    assert torch.as_tensor(shown.data).square().flatten().tolist() == pytest.approx(chosen.flatten().tolist(), abs=1e-5)
+    png = notebook_widget.static_picture([sheet])
+    assert png.startswith(b"\x89PNG") and len(png) < 150_000
 
 
 @pytest.mark.parametrize("reason", ["matplotlib is missing", "the text is long"])

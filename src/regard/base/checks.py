@@ -15,8 +15,9 @@ from typing import Annotated, Any, TypeVar
 import torch
 from torch import Tensor
 
-from regard.base.errors import RegardError
+from regard.base.errors import RegardError, first_line
 from regard.base.names import explanation
+from regard.base.shapes import unusual_kind
 
 
 @dataclass(frozen=True)
@@ -95,11 +96,22 @@ def _explained(function: Any, name: str) -> Any:
     def with_names(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
-        except TypeError:
-            _bound(inspect.signature(function), args, kwargs, name)
+        except TypeError as error:
+            _refuse_unusual(_bound(inspect.signature(function), args, kwargs, name).arguments, name, error)
             raise  # the arguments are right, so the function itself raised the error
+        except (RuntimeError, AttributeError) as error:
+            _refuse_unusual(inspect.signature(function).bind(*args, **kwargs).arguments, name, error)
+            raise
 
     return with_names
+
+
+def _refuse_unusual(arguments: Mapping[str, Any], name: str, error: Exception) -> None:
+    """After an error of torch: name the first argument that is a tensor of an unusual kind."""
+    for argument, value in arguments.items():
+        if isinstance(value, Tensor) and (kind := unusual_kind(value) or "on the meta device" * value.is_meta):
+            reason = f"the tensor is {kind} ({first_line(error)})"
+            raise RegardError(f"{name}({argument}=...): {reason}. Give a dense tensor of real numbers.") from error
 
 
 def _checked(function: Any, name: str) -> Any:
@@ -127,7 +139,11 @@ def _checked(function: Any, name: str) -> Any:
             # an integer of NumPy or in a tensor becomes Python's, but a tensor stays where one may be given
             is_index = _is_integer(value) and not _names(expected, Tensor)
             bound.arguments[parameter] = operator.index(value) if is_index else value
-        return function(*bound.args, **bound.kwargs)
+        try:
+            return function(*bound.args, **bound.kwargs)
+        except (TypeError, RuntimeError, AttributeError) as error:
+            _refuse_unusual(bound.arguments, name, error)
+            raise
 
     return with_checks
 

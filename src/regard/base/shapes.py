@@ -177,6 +177,7 @@ def unusual_kind(x: Tensor) -> str:
     is_float8 = x.dtype.is_floating_point and x.dtype.itemsize == 1
     kinds = {
         "nested": x.is_nested,
+        "of the layout of MKL-DNN": x.is_mkldnn,
         "sparse": x.layout is not torch.strided,
         "quantized": x.is_quantized,
         "complex": x.is_complex(),

@@ -89,9 +89,12 @@ def _target(path: Path) -> Path:
     Devices and pipes are refused, and names that no file can have.
     """
     try:
-        os.access(path, os.F_OK)
+        os.stat(path)
     except ValueError:
         raise RegardError(f"{str(path)!r} cannot be written: no file can have this name.") from None
+    except OSError as error:
+        if error.errno == errno.ELOOP:  # a link that names itself, which `resolve` does not read
+            raise
     path = path.resolve() if path.is_symlink() else path
     if path.exists() and not path.is_file() and not path.is_dir():
         raise RegardError(f"{path} cannot be written: it is a device or a pipe, and no file. Give the name of a file.")
