@@ -96,6 +96,7 @@ MISTAKES = {
         lambda q, k, v: rg.attend(q.astype(object), k, v),
         "must be a torch.Tensor or an array of numbers, got ndarray",
     ),
+    "lists": (lambda q, k, v: rg.attend(*(x.tolist() for x in (q, k, v))), r"got list.*torch\.tensor\(query\)"),
     "no width": (lambda q, k, v: rg.attend(*(x[..., :0] for x in (q, k, v))), "at least 1"),
 }
 

@@ -66,7 +66,9 @@ def test_a_model_without_a_tokenizer(tmp_path):
 
 
 def test_names_that_are_not_there(tmp_path, monkeypatch):
-    with pytest.raises(rg.RegardError, match=r"load_model downloads nothing.*minilm, smollm2.*save_pretrained\.$"):
+    with pytest.raises(
+        rg.RegardError, match=r"load_model downloads nothing.*minilm, smollm2.*save_pretrained.* hf download minilmm$"
+    ):
         load_model("minilmm")
     with pytest.raises(rg.RegardError, match="has nothing, and no config"):
         load_model(tmp_path)

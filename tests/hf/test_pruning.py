@@ -253,3 +253,10 @@ def test_classes_from_elsewhere_are_refused_whatever_they_are_called():
 
 def test_the_vocabulary_stays():
     assert rg.prune(llama(), {0: [0, 1]}).model.lm_head.weight.shape[0] == V
+
+
+def test_scores_in_the_place_of_heads_are_refused_with_the_call_that_chooses_them():
+    scores = rg.hf.ImportanceScores({"": torch.tensor([0.3, 0.1])}, batches=1)
+    with pytest.raises(rg.RegardError, match=r"prune: heads are .*scores\.least\(count\)"):
+        rg.prune(rg.nn.MultiHeadAttention(8, 2), scores)
+    assert rg.prune(rg.nn.MultiHeadAttention(8, 2), scores.least(1))

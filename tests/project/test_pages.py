@@ -245,4 +245,6 @@ def test_blocks_of_a_first_visit_can_be_pasted_at_the_prompt_of_python(name):
     for block in PAGES[name]:
         if block.language == "python":
             assert statements_at_the_prompt(block.code), f"{name}:{block.line}"
-            assert not re.search(r"^ +(model|run)(\.generate)?\(", block.code, re.M), "the prompt prints what it returns"
+            assert not re.search(r"^ +(model|run)(\.generate)?\(", block.code, re.M), (
+                "the prompt prints what it returns"
+            )

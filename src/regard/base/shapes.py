@@ -86,7 +86,10 @@ class Sizes:
 def _check_tensor(name: str, tensor: Tensor) -> None:
     """Refuse what is no tensor of floats with four axes, of which batch and length may be 0."""
     if not isinstance(tensor, Tensor):
-        raise RegardError(f"attend: {name} must be a torch.Tensor or an array of numbers, got {type(tensor).__name__}.")
+        raise RegardError(
+            f"attend: {name} must be a torch.Tensor or an array of numbers, got {type(tensor).__name__}. Numbers in "
+            f"lists become a tensor by torch.tensor({name})."
+        )
     if tensor.ndim != 4:
         raise RegardError(
             f"attend: {name} must have 4 axes (batch, heads, length, width), got shape {tuple(tensor.shape)}. With one "

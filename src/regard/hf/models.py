@@ -139,7 +139,8 @@ def _from_cache(name: str) -> tuple[Any, Any]:
     except Exception as error:  # the messages of transformers are about a download, which does not happen here
         raise RegardError(
             f"load_model: there is no folder {name}, and no such model in the local Hugging Face cache (load_model "
-            f"downloads nothing). {nearest(name, PACKAGED)} Or give a folder written by save_pretrained."
+            f"downloads nothing). {nearest(name, PACKAGED)} Or give a folder written by save_pretrained, "
+            f"or fetch the model once: hf download {name}"
         ) from error
     return _load(name, "its files in the local Hugging Face cache are incomplete or broken; download it again")
 

@@ -272,5 +272,7 @@ def _pairs(caller: str, chosen: Any) -> list[tuple[Any, Any]]:
             return [(name, head) for name, heads in chosen.items() for head in heads]
         return [(name, head) for name, head in chosen]
     except (TypeError, ValueError) as error:
-        rule = "heads are {module: [head, ...]} or a list of (module, head)"
+        rule = (
+            "heads are {module: [head, ...]} or a list of (module, head), such as scores.least(count) of an importance"
+        )
         raise RegardError(f"{caller}: {rule}, got {chosen!r}.") from error
