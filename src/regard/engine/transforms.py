@@ -111,8 +111,8 @@ def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
 def gradients_once(engine: str, gradients: Iterable[Tensor | None], *tensors: Tensor | None) -> list[Tensor | None]:
     """For a backward pass: its gradients, which depend on `tensors`; their own derivative raises a `RegardError`.
 
-    The error names `engine`.
-    Grad mode is on in a backward pass only with create_graph=True; otherwise nobody can differentiate the gradients.
+    The error names `engine`. Grad mode is on in a backward pass only with create_graph=True; otherwise nobody can
+    differentiate the gradients.
     """
     gradients = list(gradients)
     if not torch.is_grad_enabled():

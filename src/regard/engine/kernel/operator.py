@@ -134,8 +134,8 @@ def _layout(
 def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *terms: Any) -> tuple[Tensor, Tensor]:
     """The output (B, H, I, E), whose heads are neighbors in memory, and the log-sum-exp (B, H, I); no gradients.
 
-    `sink` (H,) is a score beside the keys of each row, or None.
-    `terms` are the fields of `OperatorTerms`, in their order.
+    `sink` (H,) is a score beside the keys of each row, or None. `terms` are the fields of `OperatorTerms`, in their
+    order.
     """
     sizes, named = Sizes.of(query, key, value), OperatorTerms(*terms)
     output = value.new_empty(sizes.B, sizes.I, sizes.H, sizes.E).transpose(1, 2)

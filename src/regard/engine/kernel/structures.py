@@ -95,8 +95,7 @@ class Pointers(Structure):
     def place(self, memory: torch.Tensor, places: Iterable[tuple[str, int]]) -> int:
         """Point fields into one block of memory, and return the address of the block.
 
-        `places` has the name of each field and its offset in bytes.
-        The block lives as long as the call.
+        `places` has the name of each field and its offset in bytes. The block lives as long as the call.
         """
         address = memory.data_ptr()
         for name, offset in places:

@@ -174,9 +174,8 @@ def _of_tokens(
 
     `pair_grads` are those of the pairs of addresses and of queries, for each vector that is written, `decayed_address`
     is the gradient of the addresses decayed since the start of the chunk, and `grads` has those of other factors. A
-    factor is its
-    vector x times exp(e), so the gradient of the exponent e is x . dx. The exponents are differences of sums of
-    log-decays up to a token: plus the sum at the token that reads, minus that at the token that writes.
+    factor is its vector x times exp(e), so the gradient of the exponent e is x . dx. The exponents are differences of
+    sums of log-decays up to a token: plus the sum at the token that reads, minus that at the token that writes.
     """
     tokens, kind, decays = chunks.tokens, chunks.kind, chunks.decays
     row_grads, col_grads = decays.pair_gradients(chunks._rows, chunks._written, pair_grads)
