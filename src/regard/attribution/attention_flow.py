@@ -60,10 +60,9 @@ def flows_to_inputs(capacities: Sequence[np.ndarray], start: np.ndarray) -> np.n
 def _maximum_flow(capacities: Sequence[np.ndarray], start: np.ndarray, sink: int) -> float:
     """The maximum flow from the source to the input token `sink`, by Dinic's algorithm on a graph of layers.
 
-    `capacities` and `start` are those of `flows_to_inputs`.
-    Layers are numbered from the last one downwards. `down[l][i, j]` is what may still flow from token i to j through
-    layer l, `up[l][i, j]` what flows there already and may return. `left[i]` is what the source may still send to token
-    i.
+    `capacities` and `start` are those of `flows_to_inputs`. Layers are numbered from the last one downwards.
+    `down[l][i, j]` is what may still flow from token i to j through layer l, `up[l][i, j]` what flows there already and
+    may return. `left[i]` is what the source may still send to token i.
     """
     down = [matrix.copy() for matrix in reversed(capacities)]
     up = [np.zeros_like(matrix) for matrix in down]

@@ -362,8 +362,8 @@ def _further_cases(caller: Caller) -> Iterator[Case]:
 def _case(caller: Caller, sizes: InputSizes, scale: float, what: str, tolerance: float) -> Case:
     """One recorded call of the caller; `scale` is the standard deviation of its inputs.
 
-    `what` and `tolerance` are those of the `Case`.
-    A function of one input has it for query, key and value, and one of two has the keys for values.
+    `what` and `tolerance` are those of the `Case`. A function of one input has it for query, key and value, and one of
+    two has the keys for values.
     """
     query, key, value = inputs = sizes.sample(21, caller.dtype, scale)
     numbers, returned = recorded(caller, inputs)

@@ -100,8 +100,8 @@ def _readings(built: Tensor) -> Iterator[tuple[str, Tensor]]:
 def _fits(visible: Tensor, expected: Tensor) -> bool:
     """Whether a mask shows the expected pairs (B, I, J). Axes that it lacks, or of size 1, are repeated.
 
-    `visible` are the pairs that it shows, in one sense of its numbers.
-    Of a mask with an axis of heads each head is compared.
+    `visible` are the pairs that it shows, in one sense of its numbers. Of a mask with an axis of heads each head is
+    compared.
     """
     B, _, J = expected.shape
     if visible.ndim > 4:

@@ -77,8 +77,8 @@ def _of_all_heads(parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Iterator[Matrix]:
     """The matrices (out, in) that the parameter x can be, each with its bias; a vector is that of a norm, or one row.
 
-    `name` is the name of x, and begins the names of the matrices.
-    With `is_linear` a matrix is known to be (out, in), and is not transposed.
+    `name` is the name of x, and begins the names of the matrices. With `is_linear` a matrix is known to be (out, in),
+    and is not transposed.
     """
     if x.ndim == 1:
         is_norm = bias is not None and bias.shape == x.shape

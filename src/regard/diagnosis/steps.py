@@ -429,8 +429,8 @@ def norm(role: str, source: str, into: str) -> Step:
 def _norm(role: str, source: str, into: str, variance: Callable[[Tensor, tuple[int, ...]], Tensor]) -> Step:
     """A layer norm of the value `source`, with the weight of this role, which divides by the root of a variance.
 
-    Its result is the value `into`.
-    `variance` gets centered numbers and the axes to average over, and keeps these axes with size 1.
+    Its result is the value `into`. `variance` gets centered numbers and the axes to average over, and keeps these axes
+    with size 1.
     """
 
     def scaled(x: Values, y: Tensor) -> Tensor:

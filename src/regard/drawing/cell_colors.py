@@ -181,7 +181,10 @@ def checked_cells(cells: Tensor, kind: Kind, is_signed: bool) -> Tensor:
 
 
 def panel_titles(title: str | Sequence[str], names: Sequence[str]) -> tuple[list[str], str]:
-    """The title of each panel, and that of the whole figure, empty if there is none."""
+    """The title of each panel, and that of the whole figure, empty if there is none.
+
+    `title` is what the user gave: one text, empty for none, or one for each panel. `names` are the names of the panels.
+    """
     if isinstance(title, str):
         return ([title or names[0]], "") if len(names) == 1 else ([*names], title)
     if len(title) != len(names):

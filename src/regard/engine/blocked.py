@@ -259,7 +259,7 @@ def _gradients(
     The kernel computes weights as exp(score - log-sum-exp). The rounding of a coarse log-sum-exp would scale the
     gradients of its row. So such rows get the log-sum-exp inf, which makes their weights 0, and their blocks are
     computed again. A block may come twice: with the gradients of its precise rows, then with those of its coarse rows.
-    `wanted` says of each input whether it needs its gradient.
+    `grad` (B, H, I, E) is the gradient of the output. `wanted` says of each input whether it needs its gradient.
     """
     if not saved_output:
         for block in work.blocks:
@@ -281,7 +281,10 @@ def _gradients(
 
 
 def _kernel_gradients(work: Work, block: Block, saved_output: Sequence[Tensor], grad: Tensor) -> Gradients:
-    """Gradients of one block's value, query and key, from the saved output and log-sum-exp."""
+    """Gradients of one block's value, query and key, from the saved output and log-sum-exp.
+
+    `grad` (B, H, I, E) is the gradient of the whole output.
+    """
     assert work.flash is not None
     columns, value = block.index(grad.device), work.problem.value
     tile = work.problem.prepared.tile(block.rows, columns).entries(block.entries)

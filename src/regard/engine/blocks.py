@@ -193,7 +193,10 @@ def cheapest_size(
     call: float,
     pace: Callable[[int], float],
 ) -> int:
-    """The block size of least cost: pairs times `pace(size)`, plus `call` for each block. In pairs of one head."""
+    """The one of these block sizes with the least cost: pairs times `pace(size)`, plus `call` for each block.
+
+    Costs are in pairs of one head.
+    """
     edges = query_edges(mask, positions, num_queries)
 
     def cost(size: int) -> float:
@@ -204,7 +207,10 @@ def cheapest_size(
 
 
 def _samples(mask: Mask | None, positions: Positions, edges: list[int], size: int, count: int = 9) -> Iterator[Block]:
-    """At most `count` blocks of `size` queries, spread evenly along the sequence."""
+    """At most `count` blocks of `size` queries, spread evenly along the sequence.
+
+    `edges` are the queries at which a block must begin, with the ends of the sequence.
+    """
     ends = set()
     for number in range(count):
         place = (2 * number + 1) * edges[-1] // (2 * count)

@@ -89,7 +89,7 @@ def _num_taps(problem: Problem) -> int:
 
 
 def _taps(problem: Problem, num_taps: int) -> Tensor:
-    """The numbers of the filter (H, K), 0 where the mask forbids the distance."""
+    """The first `num_taps` numbers of the filter, (H, K), 0 where the mask forbids the distance."""
     taps, mask = problem.attention.bias[0].taps()[:, :num_taps], problem.attention.mask
     if mask is None:
         return taps
@@ -98,7 +98,10 @@ def _taps(problem: Problem, num_taps: int) -> Tensor:
 
 
 def _by_distances(x: Tensor, taps: Tensor, first: int, num_queries: int) -> Tensor:
-    """sum_r h_r x_(i-r) for I tokens i from `first` on: (B, H, J, C) and (H, K) -> (B, H, I, C); x is 0 outside."""
+    """sum_r h_r x_(i-r) for I tokens i from `first` on: (B, H, J, C) and (H, K) -> (B, H, I, C); x is 0 outside.
+
+    `taps` are the h_r, and `num_queries` is I.
+    """
     out = x.new_zeros(*x.shape[:2], num_queries, x.shape[3])
     for r in range(taps.shape[1]):
         start, stop = max(0, r - first), min(num_queries, x.shape[2] + r - first)

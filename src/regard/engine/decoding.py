@@ -39,9 +39,9 @@ def decode(
 ) -> tuple[Tensor, Tensor | None]:
     """The output (B, H, I, E) and the log-sum-exp of queries that attend to all real keys, by the faster kernel.
 
-    `real` (B, n) says which of the first n keys are real, and no other key is; None: all keys. `added` returns the same
-    as a tensor that is added to scores, (B, 1, 1, J), or None; only torch's kernel needs it. The log-sum-exp is None
-    where torch's kernel does not return it.
+    `scale` is the factor of the scores. `real` (B, n) says which of the first n keys are real, and no other key is;
+    None: all keys. `added` returns the same as a tensor that is added to scores, (B, 1, 1, J), or None; only torch's
+    kernel needs it. The log-sum-exp is None where torch's kernel does not return it.
     """
     query, key, value = in_one_dtype(query, key, value)
     if _kernel_pays(query, key, value):

@@ -34,9 +34,10 @@ def flash(
 ) -> tuple[Tensor, Tensor | None]:
     """Fused softmax attention: output (B, H, I, E) and log-sum-exp (B, H, I), None if the kernel does not return it.
 
-    `causal` aligns the first query with the first key (top-left). `mask` is additive, has the dtype of the query, and
-    broadcasts. The kernel needs keys and values of one width: the narrower are padded with zeros, which changes
-    neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the CPU kernel returns 0).
+    `scale` is the factor of the scores. `causal` aligns the first query with the first key (top-left). `mask` is
+    additive, has the dtype of the query, and broadcasts. The kernel needs keys and values of one width: the narrower
+    are padded with zeros, which changes neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the
+    CPU kernel returns 0).
     """
     if _folds(query, key, causal, mask):
         B, H, I, _ = query.shape  # a group as rows of one head: its keys are read once, not once for each query head
@@ -76,6 +77,7 @@ def flash_gradients(
     """Gradients of query, key and value from the output and log-sum-exp of `flash`; those of shared heads are sums.
 
     `grad` (B, H, I, E) is the gradient of the output. Rows of -inf have gradients of 0, and so have rows of inf.
+    Other arguments are those of `flash`.
     """
     if _folds(query, key, causal, mask):
         G = key.shape[1]
@@ -233,7 +235,7 @@ class FlashRows:
     def gradients(
         self, block: Block, tile: Prepared, value: Tensor, output: Tensor, logsumexp: Tensor, grad: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of a block's value, query and key, from the output and statistic of its rows."""
+        """Gradients of a block's value, query and key, from the results of its rows and the gradient of the output."""
         causal = self.is_causal(block)
         query, key, value = self._inputs(tile, value)
         mask, flipped = (None, False) if causal else self._mask(block, tile, query.dtype)

@@ -84,7 +84,7 @@ class KeptPlan:
         return KeptPlan(planned.engine, planned.requested, planned.why, facts, engine.kept_facts(problem), repeat)
 
     def plan(self, request: Request, piece_tensors: list[Tensor]) -> ExecutionPlan:
-        """The plan of a call with an equal key."""
+        """The plan of a call with an equal key. `piece_tensors` are the tensors that its pieces hold."""
         attention, query, key, value, positions, state, seed, _, tensors, *_ = request
         # with a state the key has no positions, which move on with each decoding step
         facts = self.facts if state is None else {**self.facts, "positions": positions}

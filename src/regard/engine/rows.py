@@ -31,7 +31,8 @@ def attend_rows(
     """Output (B, H, I, E) and statistic of whole rows. `tile` and `value` hold every key they may attend to.
 
     `columns` are the indices of these keys among all, which a statistic may keep (top-k does). `grid` has the
-    coordinates of the tile. Without `masked` the mask allows all its pairs.
+    coordinates of the tile. Without `masked` the mask allows all its pairs. `dropout` is the share of the weights that
+    are set to 0; which ones, `seed` and the coordinates decide.
     """
     s = scores(attention, tile, grid, masked)
     weights, row_statistic = attention.normalizer.normalize_rows(s, columns)

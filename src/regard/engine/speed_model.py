@@ -60,7 +60,7 @@ def _measured(device: torch.device, _threads: int) -> MachineRates:
 
 
 def _seconds(work: Callable[[], object], device: torch.device, times: int = 15) -> float:
-    """Minimum of several timings: robust to background load."""
+    """Seconds of `work`, as the minimum of so many timings: robust to background load."""
     timings = []
     for _ in range(times):
         start = time.perf_counter()

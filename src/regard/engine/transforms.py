@@ -49,7 +49,10 @@ def _is_traced() -> bool:
 
 
 def refuse_tracing(operation: str) -> None:
-    """Refuse torch.jit.trace, which keeps sizes, positions and what compiled kernels compute as constants."""
+    """Refuse torch.jit.trace, which keeps sizes, positions and what compiled kernels compute as constants.
+
+    `operation` is the name of the public function, for the error.
+    """
     if _is_traced():
         raise RegardError(
             f"{operation}: torch.jit.trace would record the sizes and the numbers of this call as constants. Use "
@@ -108,7 +111,8 @@ def differentiable_once(engine: str, *tensors: Tensor) -> list[Tensor]:
 def gradients_once(engine: str, gradients: Iterable[Tensor | None], *tensors: Tensor | None) -> list[Tensor | None]:
     """For a backward pass: its gradients, which depend on `tensors`; their own derivative raises a `RegardError`.
 
-    Grad mode is on in a backward pass only with create_graph=True; otherwise nobody can differentiate the gradients.
+    The error names `engine`. Grad mode is on in a backward pass only with create_graph=True; otherwise nobody can
+    differentiate the gradients.
     """
     gradients = list(gradients)
     if not torch.is_grad_enabled():

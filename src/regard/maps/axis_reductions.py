@@ -247,7 +247,7 @@ def axes_of(name: str, dim: Any) -> tuple[int, ...]:
 
 
 def check_not_empty(name: str, shape: Sequence[int], axes: Iterable[int]) -> None:
-    """Refuse an extreme of no weights."""
+    """Refuse an extreme of no weights: one of these axes has the size 0. `name` is the method, for the error."""
     for axis in axes:
         if not shape[axis]:
             raise OutOfRange(

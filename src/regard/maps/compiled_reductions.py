@@ -123,7 +123,9 @@ def differentiable(
 ) -> dict[Reduction, State]:
     """Those of the known states whose gradients the kernels compute, in the graph of the tensors of `terms`.
 
-    {} for maps with NaN or a coarse row (`pieces/normalizer.py`), whose log-sum-exp alone is not precise enough.
+    Here and below `terms` are the pieces of a call as the kernels read them, and `logsumexp` (B, H, I) its row
+    statistic. {} for maps with NaN or a coarse row (`pieces/normalizer.py`), whose log-sum-exp alone is not precise
+    enough.
     """
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return {}

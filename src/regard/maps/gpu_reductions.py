@@ -59,7 +59,11 @@ def gpu_logsumexp(terms: KernelProblem) -> Tensor | None:
 
 
 def fill_on_gpu(terms: KernelProblem, logsumexp: Tensor, states: Mapping[Reduction, State]) -> set[Reduction]:
-    """Add the whole map to the states of the reductions that the kernel knows, and return these reductions."""
+    """Add the whole map to the states of the reductions that the kernel knows, and return these reductions.
+
+    Here and below `terms` are the pieces of a call as the kernel reads them, and `logsumexp` (B, H, I) its row
+    statistic. There are none for maps with NaN or a coarse row.
+    """
     if any_coarse(logsumexp) or logsumexp.isnan().any():
         return set()
     wanted, done = wanted_statistics(states, terms.problem)

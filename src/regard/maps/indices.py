@@ -31,7 +31,9 @@ class OutOfRange(RegardError, IndexError):
 
 
 def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
-    """Any index of one axis as a vector of non-negative indices on the host.
+    """Any index of one axis of this size as a vector of non-negative indices on the host.
+
+    `owner` begins an error, such as "weights[...]", and `axis` is one of `AXES`.
 
     >>> indices("weights[...]", "key", slice(-2, None), 5)
     tensor([3, 4])
@@ -148,7 +150,7 @@ class Selection:
 
 
 def _whole_index(index: Any, shape: Sequence[int]) -> list[Any]:
-    """The parts of an index expression, with a slice for each axis that it leaves out."""
+    """The parts of an index expression, with a slice for each axis that it leaves out; `shape` is that of the map."""
     parts = [_as_tensor(part) for part in (index if isinstance(index, tuple) else (index,))]
     dots = [n for n, part in enumerate(parts) if part is ...]
     num_axes = sum(_num_axes(part) for part in parts if part is not ...)

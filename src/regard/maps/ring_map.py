@@ -109,7 +109,7 @@ class RingMap(ScoredMap):
     def _agree(self, look: str, ask: Callable[[], str]) -> None:
         """The handshake before weights are read: if one rank refuses, all ranks raise its error. Collective.
 
-        `ask` returns the rest of the request in words, or raises the error of this rank.
+        `look` begins the request in words; `ask` returns the rest of it, or raises the error of this rank.
         """
         request: Mapping[str, str] | RegardError
         try:
@@ -211,7 +211,10 @@ class RingMap(ScoredMap):
             raise
 
     def _of_rows(self, rows: slice, chunk: KVChunk) -> Iterator[Tile]:
-        """The tiles of one range of queries with the received keys, one range of keys at a time."""
+        """The tiles of one range of queries with the received keys, one range of keys at a time.
+
+        `rows` are indices of this rank's queries.
+        """
         route = self._ring_call.route
         for place, keys in _key_ranges(chunk.positions.keys):
             of_keys = self._of_part(chunk.prepared.tile(slice(None), place), chunk.positions.start, rows, keys)
@@ -266,7 +269,7 @@ def _key_ranges(keys: Spans) -> Iterator[tuple[slice, Spans]]:
 
 
 def _moved(tile: Tile, rows: int, cols: int) -> Tile:
-    """The tile with indices of the whole map."""
+    """The tile with indices of the whole map, which are `rows` and `cols` larger."""
     return replace(
         tile,
         rows=slice(tile.rows.start + rows, tile.rows.stop + rows),

@@ -365,6 +365,8 @@ class ScoredMap(RecomputedMap):
     ) -> Iterator[tuple[Tensor, Tensor | None]]:
         """Weights of each tile of these queries, and their logarithms (None if those are not cheap).
 
+        `parts` has the keys of each tile, and those whose mask is undecided.
+
         If the row statistic of the map is not known and the scores of the strip fit in memory, its own scores give the
         statistic of these rows, and `collected` takes it.
         """

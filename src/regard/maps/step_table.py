@@ -129,7 +129,7 @@ def _new_name(name: str, known: dict[str, Tensor]) -> str:
 
 
 def values_of_head(value: Tensor, shape: tuple[int, ...], batch: int, head: int) -> Tensor:
-    """The values (J, E) that a query head reads, in the axes that `attend` accepts."""
+    """The values (J, E) that a query head reads, of values with 2 to 4 axes; `shape` is that of the map."""
     B, H, _, J = shape
     four = value if value.ndim == 4 else value[None, None] if value.ndim == 2 else value[:, None]
     if (
@@ -147,7 +147,7 @@ def values_of_head(value: Tensor, shape: tuple[int, ...], batch: int, head: int)
 
 
 def names_of(tokens: Sequence[str] | None, number: int, what: str) -> tuple[str, ...]:
-    """The tokens as names, or their numbers."""
+    """The tokens as names, or their numbers. The map has `number` of `what`, such as keys."""
     if tokens is not None and len(tokens) != number:
         raise RegardError(
             f"weights.step_table: the map has {number} {what}, got {len(tokens)} tokens. Give one token for each."

@@ -127,7 +127,10 @@ class TensorInterface:
         return _shown(extreme(self, axes, is_largest), axes, keepdim)
 
     def _extreme_at(self, name: str, dim: Any, keepdim: bool, is_largest: bool) -> Any:
-        """What torch.max or torch.min returns for this `dim`: (values, indices), one number, or a tensor."""
+        """What torch.max or torch.min returns for this `dim`: (values, indices), one number, or a tensor.
+
+        `name` is the method, here and below: "max" or "min" (`is_largest` says which), "argmax" or "argmin".
+        """
         if isinstance(dim, Tensor | TensorInterface):  # the larger of two tensors, number by number
             return getattr(torch, name)(self.dense(), dim)
         if dim is None:

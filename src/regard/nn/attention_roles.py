@@ -46,9 +46,10 @@ def attention_for(
 ) -> Attention:
     """The mechanism `name` of the catalog for heads of `head_dim`, as self-attention or as cross-attention.
 
-    `name` is "full", a name of the catalog, or a mapping {"name": ..., **arguments of its build}. The role decides
-    the direction: a "decoder" is causal, an "encoder" and "cross" are not. The `positions` "rope", "alibi" and "t5" are
-    used here, in self-attention only. `scaled=False` omits the factor 1 / sqrt(D).
+    `name` is "full", a name of the catalog, or a mapping {"name": ..., **arguments of its build}. The role decides the
+    direction: a "decoder" is causal, an "encoder" and "cross" are not. The `positions` "rope", "alibi" and "t5" are
+    used here, in self-attention only. `scaled=False` omits the factor 1 / sqrt(D). `key_dim` is the width of the keys,
+    if it is not that of the heads, and `dropout` the share of the weights that are dropped.
 
     >>> attention_for("decoder", {"name": "sliding_window", "size": 4}, positions="rope", head_dim=8)
     Attention(score=Dot(), position=RoPE(head_dim=8, base=10000.0, interleaved=False, scaling=None),
@@ -82,7 +83,7 @@ def attention_for(
 
 
 def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head_dim: int, key_dim: int) -> Attention:
-    """A mechanism of the catalog. Sizes of the model are filled in where its `build` has such a parameter.
+    """The mechanism `name` of the catalog. Sizes of the model are filled in where its `build` has such a parameter.
 
     `DEFAULTS` come before these, and the `arguments` of the caller before both.
     """

@@ -196,7 +196,10 @@ class MultiHeadAttention(Attends):
         return seen.with_output(self._mixed(query, seen.output))
 
     def _mask_of(self, mask: Tensor, query: Tensor, key: Any, start: int | None) -> Mask | None:
-        """The mask that a tensor of the call stands for; an error if it is a bias. `read_mask` ignores D and E."""
+        """The mask that a tensor of the call stands for; an error if it is a bias. `read_mask` ignores D and E.
+
+        `query` (B, I, C) and `key` (B, J, C) are the inputs, and `start` is the position of the first query, or None.
+        """
         num_queries, num_keys = query.shape[1], key.shape[1]
         sizes = Sizes(B=len(query), H=self.num_heads, G=self.num_key_value_heads, I=num_queries, J=num_keys, D=1, E=1)
         positions = None if start is None else Positions.of(start, num_queries, num_keys)
@@ -269,7 +272,7 @@ def _check_aligned(num_queries: int, num_keys: int) -> None:
 
 
 def _check_projections(given: dict[str, nn.Linear], num_heads: int) -> None:
-    """Refuse layers that are not the projections of heads of equal width."""
+    """Refuse layers that are not the projections of heads of equal width. `given` are the layers by their role."""
     shapes = ", ".join(f"{name} {layer.in_features} -> {layer.out_features}" for name, layer in given.items())
     query, key, value = given["query"], given["key"], given["value"]
     widths = {(layer.in_features, layer.out_features) for name, layer in given.items() if name in ("query", "output")}

@@ -56,7 +56,7 @@ class Rows:
 
     @staticmethod
     def of(index: Tensor) -> Rows:
-        """From the source of each row, (R,). Rows of one source must be neighbors."""
+        """From the source of each row, `index` (R,). Rows of one source must be neighbors."""
         index = index.cpu()
         # `entry`: for each row the place of its source in `sources`; `count`: the number of rows of each source
         sources, entry, count = index.unique_consecutive(return_inverse=True, return_counts=True)
@@ -243,7 +243,10 @@ def _needs_a_call(attention: Mechanism) -> bool:
 
 
 def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> ModuleOutput:
-    """The output for this rank's share of the queries and keys. Their positions are those of the whole sequence."""
+    """The output for this rank's share of the queries and keys. Their positions are those of the whole sequence.
+
+    `start` is the position of the first query as the user gave it, or None.
+    """
     attention = _masked(keys.attention, keys)
     has_positions = attention.position or attention.bias or not (attention.mask is None or attention.mask.keys_only)
     is_default = start is None or (start == 0 and query.shape[2] == keys.length)
@@ -258,7 +261,10 @@ def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | 
 
 
 def _read_one(module: Attends, query: Tensor, keys: ProjectedKV, start: int) -> ModuleOutput:
-    """The output for a single query per row. Rows that share their keys become queries of one batch entry."""
+    """The output for a single query per row, at the position `start`.
+
+    Rows that share their keys become queries of one batch entry.
+    """
     attention, mask = keys.attention, keys.attention.mask
     # a causal mask hides no key from a query at the last position or later
     plain = keys.is_plain and (mask is None or (mask.is_lower_triangular and start >= keys.length - 1))

@@ -135,7 +135,10 @@ class Cell(nn.Module):
         return _full_precision(self._lstm if self.kind == "lstm" else self._gru, projected, fed, *state)
 
     def _lstm(self, projected: Tensor, fed: Tensor | None, h: Tensor, c: Tensor) -> CellState:
-        """c' = f c + i g and h' = o tanh(c'), with the gates i, f, o and the candidate g."""
+        """c' = f c + i g and h' = o tanh(c'), with the gates i, f, o and the candidate g.
+
+        `projected` (B, gates) is what `project` gives for this step, and `fed` (B, feed_size) the second input.
+        """
         if fed is None or self.fed is None:
             gates = torch.addmm(projected, h, self.recurrent.t())
         else:
@@ -145,7 +148,10 @@ class Cell(nn.Module):
         return o.sigmoid() * c.tanh(), c
 
     def _gru(self, projected: Tensor, fed: Tensor | None, h: Tensor) -> CellState:
-        """h' = (1 - z) n + z h, with the gates r and z and the candidate n = tanh(input + r (U h + bias))."""
+        """h' = (1 - z) n + z h, with the gates r and z and the candidate n = tanh(input + r (U h + bias)).
+
+        `projected` and `fed` are as in `_lstm`.
+        """
         if fed is not None and self.fed is not None:
             projected = torch.addmm(projected, fed, self.fed.t())
         remembered = F.linear(h, self.recurrent)

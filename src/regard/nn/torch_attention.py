@@ -58,9 +58,10 @@ def scaled_dot_product_attention(
 
 
 def _four_axes(name: str, inputs: tuple[Tensor, ...], enable_gqa: bool) -> tuple[list[Tensor], torch.Size]:
-    """The tensors as (batch, heads, length, width), and the axes of the queries before the length.
+    """Query, key and value as (batch, heads, length, width), and the axes of the queries before the length.
 
-    These axes broadcast, but for the number of heads with `enable_gqa`, which may be smaller for keys and values.
+    `name` is the function that the user called, for errors, here and below. These axes broadcast, but for the number of
+    heads with `enable_gqa`, which may be smaller for keys and values.
     """
     for tensor in inputs:
         if not isinstance(tensor, Tensor) or tensor.ndim < 2:

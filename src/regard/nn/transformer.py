@@ -59,7 +59,10 @@ class TransformerConfig:
         return Encoder(stack, self._embedding(vocab_size))
 
     def decoder(self, layers: int, vocab_size: int | None = None, cross: bool = True) -> Decoder:
-        """A stack of causal `layers`; with `cross` they also attend to an encoder."""
+        """A stack of causal `layers`; with `cross` they also attend to an encoder.
+
+        With `vocab_size` it reads token ids, by an embedding; without, vectors.
+        """
         stack = []
         for _ in range(layers):
             cross_attention = self._attention("cross") if cross else None

@@ -97,6 +97,8 @@ class Answers:
     def _tile(self, text: str, layer: str, head: str, level: str, row: str, col: str, pool: str) -> bytes:
         """The mean or the largest weight of each cell of a tile, as bytes: float32 at level 0, where cells are weights.
 
+        The arguments are parts of the request, which are numbers as text; `pool` says which of the two is asked for.
+
         From level `base_level` on, cells come from those that the sheet of a long text has (`Sheet.ready`); below it,
         and for short texts, from the weights. Without such cells the levels above `QUICK` would need too many weights.
         """
@@ -119,7 +121,10 @@ class Answers:
         return raw(values.half() if n else values)
 
     def _window(self, text: str, layer: str, corner: tuple[str, str], size: tuple[str, str]) -> bytes:
-        """The weights of a part of all maps of a layer, as bytes. `corner` is (query, key), `size` (rows, columns)."""
+        """The weights of a part of all maps of a layer, as bytes. `corner` is (query, key), `size` (rows, columns).
+
+        `text` and `layer` are their numbers, as texts.
+        """
         weights, _ = self._layer(text, layer)
         i, j = (
             number(part, n, name) for part, n, name in zip(corner, weights.shape[2:], ("query", "key"), strict=True)
@@ -156,7 +161,8 @@ def cells_of_tile(weights: AttentionMap, head: int, place: tuple[int, int], size
     """The sums and the largest weights of the cells of a tile, at most 128 x 128, from strips of at most `STRIP`
     weights.
 
-    `place` is the (row, column) of the tile, `size` the number of weights per side of a cell.
+    `head` is the number of the head, `place` is the (row, column) of the tile, `size` the number of weights per side of
+    a cell.
     """
     side = TILE * size
     first, last = place[0] * side, min((place[0] + 1) * side, weights.shape[2])

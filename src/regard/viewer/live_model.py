@@ -128,7 +128,7 @@ def written(sheet: Sheet, text: str, unknown: Sequence[str] = ()) -> Sheet:
 
 
 def check_length(num_tokens: int, most: int) -> None:
-    """Refuse a text that is too long for the page."""
+    """Refuse a text that is too long for the page, which reads at most `most` tokens."""
     if num_tokens > most:
         raise RegardError(
             f"The text has {num_tokens} tokens; the page reads at most {most}. Type a shorter one, or read it with "
@@ -249,7 +249,7 @@ def effect_data(effect: EditResult, title: str, edits: Sequence[tuple[str, str]]
 
 
 def edit_in_words(short: str, tokens: Sequence[str]) -> str:
-    """A short form with words in place of numbers.
+    """A short form of an edit with words in place of numbers, from the tokens of the text.
 
     >>> edit_in_words("L5.H3: #1 -> #0", ["a", "b"]), edit_in_words("*: * -> #1", ["a", "b"]), edit_in_words("L5", [])
     ('L5.H3: b → a', 'b in every head', 'L5')

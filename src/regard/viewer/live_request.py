@@ -89,7 +89,7 @@ def _text(typed: str) -> str:
 
 
 def _edits(given: Any) -> tuple[str, ...]:
-    """The edits, each once, if every one is a short form."""
+    """The edits of a request, each once, if every one is a short form."""
     if not isinstance(given, list) or not given:
         raise RegardError('The edits must be a list, such as ["L5.H3: #9 -> #2"].')
     if len(given) > EDITS:

@@ -133,7 +133,7 @@ def embedded(sheets: list[Sheet], budget: int = MAP_BYTES) -> list[list[dict[str
 
 
 def _maps(maps: list[AttentionMap], max_bytes: int) -> list[dict[str, Any]]:
-    """All layers in the most exact form that takes at most `max_bytes`."""
+    """The maps of all layers, as JSON, in the most exact form that takes at most `max_bytes`."""
     for dtype in (torch.float32, torch.float16):
         if sum(exact_bytes(weights, dtype) for weights in maps) <= max_bytes:
             return [_exact(weights, dtype) for weights in maps]

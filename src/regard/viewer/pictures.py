@@ -137,6 +137,7 @@ def picture(grids: Sequence[PatchGrid], images: Sequence[np.ndarray]) -> dict[st
 def _panel(grid: PatchGrid, frame: int, array: np.ndarray, longest: int) -> dict[str, Any]:
     """One frame of a grid with its image as JSON: rows, columns, size in pixels, and the token of its first patch.
 
+    `frame` is its number, `array` the image, and `longest` the most pixels of a side.
     If its patches are not consecutive tokens, the panel has the token of each.
     """
     size = grid.rows * grid.columns
@@ -156,7 +157,10 @@ def sound(features: Tensor, num_keys: int) -> dict[str, Any]:
 
 
 def images_of(inputs: ModelInputs, grids: Sequence[PatchGrid], given: Any, batch: int) -> list[np.ndarray]:
-    """The image of every frame of every grid: those that were given, or those that the model read."""
+    """The image of every frame of every grid: those that were given, or those that the model read.
+
+    `batch` is the entry of the batch that is shown.
+    """
     num_frames = sum(grid.frames for grid in grids)
     images = _read(inputs, grids, batch) if given is None else as_list(given)
     is_video = any(grid.frames > 1 for grid in grids)
@@ -191,7 +195,8 @@ def _read(inputs: ModelInputs, grids: Sequence[PatchGrid], batch: int) -> list[n
 def _unpacked(inputs: ModelInputs, name: str, pixels: Tensor) -> list[np.ndarray]:
     """The images of Qwen-VL, whose patches stand in rows: (patches, channels x time x height x width).
 
-    Patches are in blocks of merge x merge, which become one token. Of the frames of a patch the first is taken.
+    `name` is the argument of the model that holds the `pixels`. Patches are in blocks of merge x merge, which become
+    one token. Of the frames of a patch the first is taken.
     """
     config = vision_config(inputs.config)
     thw = inputs.get("image_grid_thw" if name == "pixel_values" else "video_grid_thw")
@@ -379,7 +384,7 @@ def _has_text(inputs: ModelInputs, group: _Group) -> bool:
 
 
 def _with_patches(tokens: list[str], grids: Sequence[PatchGrid]) -> list[str]:
-    """The tokens, with the patches named by image, row and column."""
+    """The tokens, with the patches of these grids, one for each image, named by image, row and column."""
     named = list(tokens)
     for number, grid in enumerate(grids):
         which = f"i{number} " if len(grids) > 1 else ""

@@ -161,6 +161,9 @@ def check_text(
 ) -> None:
     """Raise an error that names the folder `where` and the first part that is wrong.
 
+    `about` is what tokens.json and statistics.json hold, `maps` are those of the layers, and `ready` has the cells of
+    each layer, or None.
+
     The order matters: `_wrong_sizes` reads parts of the forms that `_wrong_form` has checked. The checks are iterators,
     of which nothing runs after the first wrong part.
     """
@@ -171,7 +174,7 @@ def check_text(
 
 
 def _wrong_form(value: Any, form: Any, name: str) -> Iterator[str]:
-    """The parts of a value that have another form, in words."""
+    """The parts of a value that have another form, in words. `name` is the path of the value, as "layers[0].heads"."""
     if isinstance(form, str):
         if not PREDICATES[form](value):
             yield f"{name} must be {form}, got {reprlib.repr(value)}"

@@ -33,7 +33,10 @@ ASKING, READING = 10.0, 60.0
 
 
 def server_config(app: Any, asking: float = ASKING, reading: float = READING, **options: Any) -> uvicorn.Config:
-    """The configuration of uvicorn, with one parser of HTTP, whatever else is installed."""
+    """The configuration of uvicorn for an ASGI application, with one parser of HTTP, whatever else is installed.
+
+    `asking` and `reading` are the time limits of a `TimedConnection`, in seconds.
+    """
     import uvicorn
 
     from regard.viewer.timed_connection import TimedConnection
@@ -163,7 +166,10 @@ def application(
     model: LiveModel | None = None,
     story: Story | None = None,
 ) -> Starlette:
-    """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names; None: all."""
+    """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names; None: all.
+
+    `sheets` are the texts. Requests must have the `token`, unless it is empty.
+    """
     _need_packages()
     from starlette.applications import Starlette
     from starlette.routing import Route
@@ -312,7 +318,10 @@ def serve(
     model: LiveModel | None = None,
     story: Story | None = None,
 ) -> None:
-    """Serve until interrupted. `ready` is called with the address of the page."""
+    """Serve until interrupted, at the socket `listening`. `ready` is called with the address of the page.
+
+    The other arguments are those of `application`; `host` is the name that the user gave.
+    """
     import torch
     import uvicorn
 

@@ -88,8 +88,8 @@ class Sheet:
     ) -> Sheet:
         """The sheet of a reading. A reading made with `also=page_reductions` needs no further pass over its maps.
 
-        A chart is `{"title", "x", "y", "series": [{"name", "points": [[x, y], ...]}]}`, and may have
-        a "band", [[x, low, high], ...].
+        `gold` and `aligned` are as in `about` (`Sheet`). A chart is `{"title", "x", "y", "series": [{"name", "points":
+        [[x, y], ...]}]}`, and may have a "band", [[x, low, high], ...].
         """
         maps = list(reading.maps.values())
         measured = [

@@ -136,7 +136,8 @@ def _reading(
 ) -> TextReading:
     """The reading of some maps, with what the page needs of them. Errors name the function that the user called.
 
-    `seen` knows the name of the model and the kinds of its layers; None for maps without a model.
+    `tokens` are those of the keys and `queries` those of the queries, None where they are not known; `batch` is the
+    entry that is shown. `seen` knows the name of the model and the kinds of its layers; None for maps without a model.
     """
     caller = "show" if seen is None else "seen"
     options = {"queries": queries, "batch": batch, "also": page_reductions}

@@ -214,7 +214,7 @@ class KernelAttention(torch.autograd.Function):
 def gradients(
     setting: CallSettings, inputs: Inputs, wanted: Inputs, grad: Tensor, output: Tensor, logsumexp: Tensor
 ) -> list[Tensor | None]:
-    """Gradients of the inputs in their dtypes, from the gradient and the results of `forward`.
+    """Gradients of the inputs in their dtypes, from the gradient of the output, `grad`, and the results of `forward`.
 
     The fields of `wanted` are True or False: whether an input needs its gradient.
     """
@@ -259,7 +259,7 @@ class ForwardTemplate:
 
     @staticmethod
     def of(setting: CallSettings, call: KernelCall, is_additive: bool) -> ForwardTemplate:
-        """The template of calls with the sizes of `call`."""
+        """The template of calls with the sizes of `call`. `is_additive`: the scores are additive, not dot products."""
         B, H, G, I, J, D, E = call.B, call.H, call.G, call.I, call.J, call.D, call.E
         library, work = setting.library, setting.layout.num_pairs * H * multiply_adds(D, E, is_additive)[0]
         if not is_additive and is_few(H // G * I, setting.learns):
@@ -305,7 +305,7 @@ def forward(
 def forward_call(
     setting: CallSettings, inputs: Inputs, output: Tensor, logsumexp: Tensor
 ) -> tuple[Workspace, Library, str, KernelCall]:
-    """The arguments of `run_in` for the call that computes these results."""
+    """The arguments of `run_in` for the call that writes `output` (B, H, I, E) and `logsumexp` (B, H, I)."""
     (_, H, I, D), (B, G, J, E) = inputs.query.shape, inputs.value.shape
     template = setting.forward_template(B, H, G, I, J, D, E, is_additive=inputs.direction is not None)
     call = inputs.call(setting)

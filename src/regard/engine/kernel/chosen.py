@@ -240,7 +240,10 @@ def forward(setting: CallSettings, choice: ChosenKeys, inputs: Inputs) -> tuple[
 def backward(
     setting: CallSettings, choice: ChosenKeys, inputs: Inputs, grad: Tensor, delta: Tensor, logsumexp: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, in float32; `delta` (B, H, I) is grad . output."""
+    """Gradients of query, key and value, in float32; `delta` (B, H, I) is grad . output.
+
+    `grad` (B, H, I, E) is the gradient of the output, and `logsumexp` (B, H, I) that of the forward pass.
+    """
     (B, H, I, D), (_, G, J, E) = inputs.query.shape, inputs.value.shape
     call, (keys, values) = inputs.call(setting), _packed_sizes(setting, inputs)
     call.num_parts = -(-PARTS // (B * G))

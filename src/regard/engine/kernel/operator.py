@@ -117,7 +117,10 @@ def _layout(
     real: HashableMatrix | None,
     groups: HashableMatrix | None,
 ) -> Layout:
-    """The layout of a mask; layers of a model have the same one, so all of them find the layout of the first."""
+    """The layout of a mask; layers of a model have the same one, so all of them find the layout of the first.
+
+    The mask is the intersection of a causal one, a window (0: none), real keys and groups of tokens, as far as given.
+    """
     parts: list[Mask] = [causal()] if is_causal else []
     if window_size:
         parts.append(window(window_size))
@@ -131,7 +134,8 @@ def _layout(
 def attention(query: Tensor, key: Tensor, value: Tensor, sink: Tensor | None, *terms: Any) -> tuple[Tensor, Tensor]:
     """The output (B, H, I, E), whose heads are neighbors in memory, and the log-sum-exp (B, H, I); no gradients.
 
-    `terms` are the fields of `OperatorTerms`, in their order.
+    `sink` (H,) is a score beside the keys of each row, or None. `terms` are the fields of `OperatorTerms`, in their
+    order.
     """
     sizes, named = Sizes.of(query, key, value), OperatorTerms(*terms)
     output = value.new_empty(sizes.B, sizes.I, sizes.H, sizes.E).transpose(1, 2)
@@ -161,6 +165,7 @@ def attention_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The gradients of query, key, value and sink; the last has no element without a sink: operators return no None.
 
+    `grad` (B, H, I, E) is the gradient of the output. `output` and `logsumexp` are those of `attention`.
     `terms` are the fields of `OperatorTerms`, in their order.
     """
     sizes = Sizes.of(query, key, value)

@@ -49,7 +49,8 @@ def run_recurrence(
 ) -> tuple[Tensor, Tensor]:
     """Outputs (B, H, n, E), empty without queries, and the state (B, H, D, E) after all tokens, without gradients.
 
-    S_t = (I - k_t w_t^T) exp(g_t) S_{t-1} + k_t v_t^T, with `log_decay` (B, H, n, 1) and `address` w, or None.
+    S_t = (I - k_t w_t^T) exp(g_t) S_{t-1} + k_t v_t^T, with g in `log_decay` (B, H, n, 1) and w in `address`, or None.
+    `before` (B, H, D, E) is the state before the first token.
     """
     return _run_forward(library, query, key, value, log_decay.exp(), address, before)
 

@@ -55,7 +55,8 @@ class Rotated(torch.autograd.Function):
 def rotated(x: Tensor, positions: Tensor, turns: Callable[[], Tensor], interleaved: bool) -> Tensor | None:
     """`x` rotated as `RoPE.encode` does, or None where the kernels cannot.
 
-    `turns` returns the frequencies as integers in units of 2^-64 of a turn, on the host.
+    `x` is (B, H, n, D), and `positions` are integers (n,). `turns` returns the frequencies as integers in units of
+    2^-64 of a turn, on the host. `interleaved`: pairs of channels are neighbors, else in different halves.
     """
     if torch.compiler.is_compiling():  # a graph cannot hold the call
         return None

@@ -72,7 +72,7 @@ def zeros(*shape: int) -> Tensor:
 
 
 def scratch(num_floats: int) -> Tensor:
-    """Memory for a call that this thread computes alone; the next such call of the thread gets the same memory.
+    """Memory of floats for a call that this thread computes alone; the next such call gets the same memory.
 
     To give a few hundred kilobytes back to the system and to get them again takes longer than a short call.
     """
@@ -110,7 +110,7 @@ def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields:
 
 
 def run_in(workspace: Workspace, library: Library, name: str, call: Pointers, fields: Pointers | None = None) -> None:
-    """`run` with the scratch memory and the number of threads that the caller chose."""
+    """`run` of the function `name` with the scratch memory and the number of threads that the caller chose."""
     function, more = library.function(name), () if fields is None else (fields,)
     if workspace.num_threads == 1:
         _share(function, call, workspace.address, more)

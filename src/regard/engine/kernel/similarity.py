@@ -47,9 +47,9 @@ def add_products(
 ) -> None:
     """Add the products of `part`, and of `whole`, which contains it; None: of `part` alone.
 
-    A query of both is ordinary, one of `whole` alone special, and a key of `part` is ordinary. The pass sums three
-    kinds of products, of heads a <= b: of blocks where everything is ordinary, which count for both; of all weights of
-    the other blocks; and of their ordinary weights.
+    `logsumexp` (B, H, I) is the row statistic of the weights. A query of both is ordinary, one of `whole` alone
+    special, and a key of `part` is ordinary. The pass sums three kinds of products, of heads a <= b: of blocks where
+    everything is ordinary, which count for both; of all weights of the other blocks; and of their ordinary weights.
     """
     call = statistics_call(setting, inputs, logsumexp)
     num_parts, length = -(-PARTS // call.B), setting.padded(call.J)

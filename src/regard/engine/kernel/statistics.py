@@ -70,6 +70,7 @@ def statistic_gradients(
 ) -> list[Tensor | None]:
     """Gradients of the inputs in their dtypes, from statistics of rows and their gradients; `wanted` as in `gradients`.
 
+    `logsumexp` (B, H, I) is the row statistic. `shift` leads from queries to keys at the same position (`first_shift`).
     `values` and `grads` have the statistics and their gradients, (B, H, I), by the name of their field: "entropy" and
     "distance". With the weights w_j of the keys of a row and that of the sink, w_s: the gradient of the entropy H by a
     score is w_j (-log w_j - H - w_s), and by the sink w_s (1 - w_s - H). That of the distance d is w_j (|j - i| - d),

@@ -93,9 +93,9 @@ class Pointers(Structure):
         self.counters = addressof(self.units)
 
     def place(self, memory: torch.Tensor, places: Iterable[tuple[str, int]]) -> int:
-        """Point fields into one block of memory, at offsets in bytes, and return the address of the block.
+        """Point fields into one block of memory, and return the address of the block.
 
-        The block lives as long as the call.
+        `places` has the name of each field and its offset in bytes. The block lives as long as the call.
         """
         address = memory.data_ptr()
         for name, offset in places:

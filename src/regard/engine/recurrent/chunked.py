@@ -73,7 +73,7 @@ def _runs(value: Tensor) -> list[slice]:
 
 
 class _Run:
-    """Some chunks of all heads. Tensors of tokens are (Z * c, C, ...), c chunks of C tokens."""
+    """Chunks of all heads: the tokens `part` of the inputs. Tensors of tokens are (Z * c, C, ...): c chunks of C."""
 
     def __init__(self, inputs: tuple[Tensor | None, ...], part: slice, kind: Kind) -> None:
         query, key, value, log_decay, address, erase = (None if x is None else _in_chunks(x[:, part]) for x in inputs)
@@ -119,8 +119,9 @@ class _Run:
     ) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         """The gradient of the state before the run, and the gradients of its tokens, in the order of `Inputs`.
 
-        `later` is the gradient of the state after the run. The outputs give a part of the gradients of what is written
-        and of the states; the loop from the last chunk to the first adds what later chunks give.
+        `state` is the state before the run, `grad_output` (Z, n, E) the gradient of its outputs, and `later` that of
+        the state after it. The outputs give a part of the gradients of what is written and of the states; the loop from
+        the last chunk to the first adds what later chunks give.
         """
         chunks, (_, of_state) = self.chunks, self.solved
         _, (written, states) = self.forward(state, None)

@@ -27,7 +27,7 @@ from regard.engine.recurrent.decays import Decays, ReadVectors
 
 @dataclass(frozen=True)
 class Kind:
-    """What a transition reads before its decay: `query`, the queries; `erase`, the address w of what is erased."""
+    """Which vectors read the state before the decay of their token: queries (`reads_before`), w (`erases_before`)."""
 
     reads_before: bool = False
     erases_before: bool = False
@@ -35,9 +35,10 @@ class Kind:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tensors of chunks of C tokens, (N, C, ...) each; None for what there is not.
+    """The tensors of N chunks of C tokens, (N, C, ...) each; None for what there is not.
 
-    `erase` is None if it is the key.
+    In the letters above: `address` is w, `erase` is u (None if u is k), and `log_decay` (N, C, 1 or D) is the logarithm
+    of the decay of each token.
     """
 
     query: Tensor | None
@@ -171,9 +172,10 @@ def _of_tokens(
 ) -> tuple[Tensor | None, ...]:
     """Gradients of the tokens: query, key, value, log_decay, address and erase.
 
-    `pair_grads` are those of the pairs of addresses and of queries, for each vector that is written. A factor is its
-    vector x times exp(e), so the gradient of the exponent e is x . dx. The exponents are differences of sums of
-    log-decays up to a token: plus the sum at the token that reads, minus that at the token that writes.
+    `pair_grads` are those of the pairs of addresses and of queries, for each vector that is written, `decayed_address`
+    is the gradient of the addresses decayed since the start of the chunk, and `grads` has those of other factors. A
+    factor is its vector x times exp(e), so the gradient of the exponent e is x . dx. The exponents are differences of
+    sums of log-decays up to a token: plus the sum at the token that reads, minus that at the token that writes.
     """
     tokens, kind, decays = chunks.tokens, chunks.kind, chunks.decays
     row_grads, col_grads = decays.pair_gradients(chunks._rows, chunks._written, pair_grads)

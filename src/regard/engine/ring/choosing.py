@@ -23,8 +23,9 @@ def with_chosen_keys(
 ) -> RankShare:
     """The share with the chosen keys of all queries as a part of its mask, in place of its selection. Collective.
 
-    `queries` and `keys` are the tokens of each rank, counted from 0. The tensors of the selection for all keys, and the
-    ids of all choices, are on every rank. So the mask is the same everywhere, and the route sends only chosen keys.
+    `queries` and `keys` are the tokens of each rank, counted from 0, and `number` is that of the operation. The tensors
+    of the selection for all keys, and the ids of all choices, are on every rank. So the mask is the same everywhere,
+    and the route sends only chosen keys.
     """
     attention, selection = share.attention, share.attention.selection
     if selection is None:

@@ -80,7 +80,7 @@ class Exchange:
 
     @contextlib.contextmanager
     def answers(self, description: str, operation: str = "attend") -> Iterator[None]:
-        """Turn an error of the transport into `RankLost`, which says what this rank waited for."""
+        """Turn an error of the transport into `RankLost`, which says what this rank waited for (`description`)."""
         try:
             yield
         except RuntimeError as error:
@@ -92,7 +92,10 @@ class Exchange:
             ) from error
 
     def check_device(self, kind: str) -> None:
-        """Refuse tensors that the group cannot send from rank to rank; gloo can send only tensors of the CPU."""
+        """Refuse tensors that the group cannot send from rank to rank; gloo can send only tensors of the CPU.
+
+        `kind` is the type of their device, such as "cuda".
+        """
         backends = _backends(self.group)
         backend = backends.get(kind)
         if backend is None or (backend == "gloo" and kind != "cpu"):
@@ -118,7 +121,7 @@ class Exchange:
         return _host_groups[self.group]
 
     def swap(self, to: int, sent: Sequence[Tensor], source: int, buffers: list[Tensor]) -> Transfer:
-        """Start to send tensors to one rank and to receive tensors of another into `buffers`.
+        """Start to send the tensors `sent` to rank `to`, and to receive tensors of rank `source` into `buffers`.
 
         Empty messages are skipped. Rank `to` must expect tensors of these sizes from this rank, and `source` must send
         tensors of the sizes of `buffers`.
@@ -171,7 +174,8 @@ class Exchange:
     def _differ(self, operation: str, request: Mapping[str, str] | RegardError, learned: Mapping[str, str]) -> NoReturn:
         """Raise the error of the handshake: a refusal, or the first difference between the requests. Collective.
 
-        A rank that refuses raises its own error, all others the refusal of the first rank that refuses.
+        A rank that refuses raises its own error, all others the refusal of the first rank that refuses. `learned` has
+        digests of learned values, which were not compared yet.
         """
         requests = self.collected({**request, **learned} if isinstance(request, Mapping) else str(request))
         if isinstance(request, RegardError):

@@ -42,7 +42,8 @@ class KVChunk(Problem):
     ) -> KVChunk:
         """Prepared queries at consecutive positions, and prepared keys with values at any positions.
 
-        `attention` is that of `chunk_attention`. The ring has refused pieces that hide gradients (`ring._checked`).
+        `attention` is that of `chunk_attention`, and `seed` decides the dropout, if there is one. The ring has refused
+        pieces that hide gradients (`ring._checked`).
         """
         (B, H, I, D), (_, G, J, E) = prepared.query.shape, value.shape
         positions = Positions(queries.intervals[0][0], keys)

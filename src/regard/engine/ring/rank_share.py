@@ -119,7 +119,10 @@ class ShareProblem(Problem):
         return torch.cat(filled, 2) if filled else None, self._own(bias, cols)
 
     def _own(self, bias: Bias, cols: Tensor | None) -> Tensor | None:
-        """The vectors of the own keys, out of those of all keys. A bias that read the stand-in has made a NaN."""
+        """The vectors of the own keys, out of `cols`, those of all keys, which are on axis 2.
+
+        A bias that read the stand-in has made a NaN.
+        """
         if cols is None:
             return None
         ((first, _),) = self.all_keys

@@ -199,7 +199,8 @@ class Ring:
     ) -> tuple[RankShare, Agreement]:
         """The share after checks, and the handshake of all ranks. If a rank refuses, all ranks raise its error.
 
-        All ranks must make the same request. It describes pieces by their repr, and by a digest what a repr hides.
+        `check` raises the error of this rank for arguments that do not fit. `seed` is None without dropout. All ranks
+        must make the same request. It describes pieces by their repr, and by a digest what a repr hides.
         Digests of learned values are compared only until they were equal once.
         """
         request: Mapping[str, str] | RegardError
@@ -319,7 +320,10 @@ def _route(share: RankShare, held: Sequence[Sequence[Spans]]) -> Route:
 
 
 def _check_own_queries(share: RankShare, held: Sequence[Sequence[Spans]]) -> None:
-    """Refuse shares whose queries are not its keys, for pieces that read tensors of the own keys at the queries."""
+    """Refuse shares whose queries are not its keys, for pieces that read tensors of the own keys at the queries.
+
+    `held` has the queries of each rank, then the keys of each rank.
+    """
     attention = share.attention
     reader = attention.transition or (attention.position if needs_of(attention.position) else None)
     if reader is None:

@@ -118,7 +118,10 @@ class RingCall:
         return [t.new_empty(t.shape[0] * t.shape[1] * most * t.shape[3]) for t in keys]
 
     def _start(self, keys: Sequence[Tensor], step: int, buffers: Sequence[Sequence[Tensor]]) -> Transfer | None:
-        """Start the transfer of keys at a step; None after the last step."""
+        """Start the transfer of keys at a step; None after the last step.
+
+        `buffers` are two lists of flat tensors, which receive keys in turn: those of even and of odd steps.
+        """
         if step >= self.route.ranks:
             return None
         index, source = self._sent_keys(step), self._source(step)

@@ -215,8 +215,8 @@ def _is_sum(before: Tensor, after: Tensor, own: list[Tensor], others: list[Tenso
 def _final_read(running: _Running, given: Tensor) -> FinalRead:
     """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it.
 
-    `given` is the input of the language-model head.
-    From the last block back, each must hand its sum to the next one, unchanged; the last one to the norm.
+    `given` is the input of the language-model head. From the last block back, each must hand its sum to the next one,
+    unchanged; the last one to the norm.
     """
     if running.norm is None or given.untyped_storage().data_ptr() != running.norm[2].untyped_storage().data_ptr():
         return FinalRead("the language-model head does not read the result of a norm of the residual stream")

@@ -67,7 +67,10 @@ class ImportanceScores:
         return chosen
 
     def _units(self, groups: bool) -> list[list[tuple[str, int]]]:
-        """Heads that can only be removed together, (module, head) each, the least important unit first."""
+        """Heads that can only be removed together, (module, head) each, the least important unit first.
+
+        With `groups` these are the query heads that share a key head; without, each head is a unit.
+        """
         scored = []
         for name, value in self.values.items():
             size = self.groups.get(name, 1) if groups else 1

@@ -138,7 +138,10 @@ def matrix_of(layer: nn.Module, path: str) -> Tensor:
 
 
 def check_model(model: object, caller: str) -> None:
-    """Refuse objects that are no modules, and compiled modules, which ignore the hooks of gates."""
+    """Refuse objects that are no modules, and compiled modules, which ignore the hooks of gates.
+
+    Here and below `caller` is the name of the public function, for errors.
+    """
     if not isinstance(model, nn.Module):
         raise RegardError(f"{caller}: expected a Hugging Face model, got {type(model).__name__}.")
     for module in model.modules():
@@ -202,7 +205,10 @@ def _told_number(caller: str, num_heads: Any) -> int | None:
 
 
 def refuse_input(caller: str, name: str, module: nn.Module, path: str, reason: str) -> NoReturn:
-    """Raise the error for an input projection in the place of the output projection."""
+    """Raise the error for an input projection in the place of the output projection.
+
+    `name` is the path of the attention module, `path` that of the projection inside it, and `reason` what is wrong.
+    """
     kind, part = type(module).__name__, module.get_submodule(path)
     others = [repr(other) for other in _linear_paths(module) if other != path and not sides_of(other)]
     weight = getattr(part, "weight", None)
@@ -215,7 +221,7 @@ def refuse_input(caller: str, name: str, module: nn.Module, path: str, reason: s
 
 
 def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> Heads | str:
-    """The heads of one attention module, or the reason why they are unknown."""
+    """The heads of one attention module at the path `name`, or the reason why they are unknown."""
     reason = _without_output(module)
     if reason:
         return reason

@@ -153,7 +153,7 @@ def _remedy(heads: Heads, numbers: list[int]) -> str:
 
 
 def _check_groups(heads: Heads, numbers: list[int]) -> None:
-    """Refuse to remove a part of the heads that share one key and value head."""
+    """Refuse to remove a part of the heads that share one key and value head. `numbers` are the heads to remove."""
     size, removed = heads.group, set(numbers)
     groups = [range(first, first + size) for first in range(0, heads.num_heads, size)]
     incomplete = [group for group in groups if 0 < len(removed.intersection(group)) < size]
@@ -240,7 +240,7 @@ def _axis(projection: nn.Module, side: str) -> int:
 
 
 def _remove(heads: Heads, numbers: list[int]) -> None:
-    """Remove heads from the projections of a module, and set its sizes.
+    """Remove the heads of these numbers from the projections of a module, and set its sizes.
 
     Only whole groups are removed, so the first query head of a group says whether its key head stays.
     """
@@ -262,7 +262,10 @@ def _columns(heads: list[int], head_dim: int) -> Tensor:
 
 
 def _cut(projection: nn.Module, kept: Tensor, side: str) -> None:
-    """Keep only these inputs or outputs of a Linear or Conv1D. The module stays, and so do its hooks."""
+    """Keep only some inputs (`side` "in") or outputs ("out") of a Linear or Conv1D: the indices `kept`.
+
+    The module stays, and so do its hooks.
+    """
     projection.weight = _kept(projection.weight, kept, _axis(projection, side))
     if side == "out" and isinstance(projection.bias, Tensor):
         projection.bias = _kept(projection.bias, kept, 0)
@@ -278,7 +281,7 @@ def _kept(parameter: Any, kept: Tensor, axis: int) -> nn.Parameter:
 
 
 def _set_sizes(module: nn.Module, num_heads: int, num_key_value_heads: int, head_dim: int) -> None:
-    """Set the attributes that the module's forward reads."""
+    """Set the attributes that the module's forward reads, as far as it has them, to the numbers of heads that stay."""
     sizes: dict[str, int] = {"num_key_value_heads": num_key_value_heads} | dict.fromkeys(COUNTS, num_heads)
     sizes |= dict.fromkeys(("all_head_size", "split_size"), num_heads * head_dim)
     for name, size in sizes.items():

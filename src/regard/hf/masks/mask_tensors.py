@@ -41,8 +41,8 @@ class Recognized:
 def recognize(allowed: Tensor, num_batch: int, num_queries: int, num_keys: int, decoding: bool = False) -> Recognized:
     """The rule behind a boolean (B or 1, H or 1, I or 1, J) tensor, or the tensor itself as a mask.
 
-    With `decoding` a single query stands at its last allowed key, not at the last key: a static cache has
-    room for keys that are not written yet.
+    The numbers are those of the batch entries, queries and keys of the call. With `decoding` a single query stands at
+    its last allowed key, not at the last key: a static cache has room for keys that are not written yet.
 
     >>> import torch
     >>> n = torch.arange(6)

@@ -87,7 +87,7 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpanMask 
 
 
 def _cut(mask: SpanMask, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
-    """A slice of consecutive queries or keys of the mask; None for any other slice."""
+    """A slice of consecutive queries (`axis` 2) or keys (3) of the mask; None for any other slice."""
     size, axis = mask.shape[axis], axis % 4
     start, stop, _ = slice(start, stop).indices(size)
     if (start, stop, step) == (0, size, 1):
@@ -131,8 +131,9 @@ def spans_mask(
 ) -> SpanMask | None:
     """The mask that transformers requests from a backend, as a rule: O(n) memory for padding, O(1) for the rest.
 
-    The offsets are the positions of the first query and key. `attention_mask` (B, n) is 1 for keys that are no padding.
-    With `allow_is_bidirectional_skip` the model takes None for a mask that allows all pairs.
+    The lengths and offsets are the numbers of queries and keys, and the positions of the first ones. `mask_function` is
+    the predicate of transformers, which with `use_vmap` takes one pair at a time. `attention_mask` (B, n) is 1 for keys
+    that are no padding. With `allow_is_bidirectional_skip` the model takes None for a mask that allows all pairs.
     """
     start, first = int(q_offset), int(kv_offset)
     last = first + kv_length

@@ -78,6 +78,7 @@ class _Smoothed(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor]:
+        """As `smoothed_cross_entropy`, for logits in float32 or float64."""
         chosen = logits.gather(1, targets[:, None])[:, 0]
         share = torch.softmax(logits, 1)
         # the logsumexp from the greatest probability (at least 1 / V) saves a second exponential of N x V numbers

@@ -282,7 +282,10 @@ class LuongTranslator(RecurrentAttentionTranslator):
 
 
 def bridge_for(attention: Mechanism, width: int, num_heads: int = 1) -> CrossAttention | MultiHeadAttention:
-    """The attention of a recurrent decoder; several heads add query, key, value and output projections."""
+    """The attention of a recurrent decoder; several heads add query, key, value and output projections.
+
+    `width` is that of the states, of the decoder and of the encoder.
+    """
     if num_heads == 1:
         return CrossAttention(attention_for("cross", attention, head_dim=width), width, width)
     head_attention = attention_for("cross", attention, num_heads=num_heads, head_dim=max(1, width // num_heads))

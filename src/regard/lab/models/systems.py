@@ -45,7 +45,10 @@ class System:
     dropout: float = 0.0
 
     def build(self, source_size: int, target_size: int, width: int = 128, **options: Any) -> Translator:
-        """A new model with random weights. Raises an error for options that the system does not have."""
+        """A new model with random weights. Raises an error for options that the system does not have.
+
+        `source_size` and `target_size` are the sizes of the two vocabularies, and `width` is that of the states.
+        """
         heads_left = options.pop("heads_left", {})
         names = (*COMMON, *self.options)
         for option in options:
@@ -92,7 +95,7 @@ def find_system(name: str) -> System:
 
 
 def _with_heads(model: Translator, left: Mapping[str, int]) -> Translator:
-    """The model, pruned to the given number of heads in each named attention module."""
+    """The model, pruned to the number of heads in `left` for each attention module there, by path."""
     modules = dict(model.named_modules())
     for name, count in left.items():
         module = modules.get(name)

@@ -55,7 +55,10 @@ class TransformerTranslator(Translator):
         attention: str | Mapping[str, Any] = "full",
         **options: Any,
     ) -> TransformerTranslator:
-        """Build it from numbers and names: the fields of `TransformerConfig` as keyword arguments."""
+        """Build it from numbers and names: the fields of `TransformerConfig` as keyword arguments.
+
+        The sizes are those of the two vocabularies. `layers` is the number in the encoder, and in the decoder.
+        """
         blueprint = TransformerConfig(width, attention=attention, **options)
         return cls(source_size, target_size, blueprint, layers, tied)
 

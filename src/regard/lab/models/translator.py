@@ -153,7 +153,10 @@ class Translator(nn.Module, ABC):
 
 
 def check_ids(name: str, ids: Tensor, size: int) -> Tensor:
-    """The ids, copied once to the host; raises an error if the tensor is not a batch of token ids."""
+    """The ids, copied once to the host; raises an error if the tensor is not a batch of token ids.
+
+    `size` is that of the vocabulary, and `name` begins the error.
+    """
     if ids.ndim != 2 or ids.is_floating_point() or 0 in ids.shape:
         raise RegardError(
             f"{name}: token ids are integers (batch, length) with at least one token, got {ids.dtype} of shape "

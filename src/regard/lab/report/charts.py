@@ -15,7 +15,8 @@ WIDTH, HEIGHT = 4.7, 3.5
 FEW = 30
 FEW_SAID = f"Hollow points stand for fewer than {FEW} sentences."
 
-#: The result of `numbers`, or one of its "systems".
+#: The dictionary that `numbers` (numbers.py) makes of a study, as in report.json: its "systems", the label of the
+#: "baseline" and so on; or one of these systems, with its "label", "title", "quality", "cost", "curves" and buckets.
 Report = Mapping[str, Any]
 
 
@@ -104,8 +105,8 @@ def by_bucket(
 ) -> Figure | None:
     """BLEU by bucket of sentences, with 95 % intervals and counts.
 
-    `key` names the buckets of a system, "by_length" or "by_similarity", and `name` the figure. Buckets of lengths above
-    `beyond` are shaded.
+    `key` names the buckets of a system, "by_length" or "by_similarity", `name` the figure, `heading` its title and
+    `axis` the buckets below it. Buckets of lengths above `beyond` are shaded.
     """
     shown = [each for each in finished(report) if each[key]]
     labels = sorted({b["label"] for each in shown for b in each[key]}, key=_place)
@@ -127,7 +128,10 @@ def by_bucket(
 
 
 def _largest_change(shown: Sequence[Report], labels: Sequence[str], key: str) -> str:
-    """What to see in a chart of buckets: the system whose BLEU changes most, and the one that changes least."""
+    """What to see in a chart of buckets: the system whose BLEU changes most, and the one that changes least.
+
+    `shown` are the systems, `labels` the buckets in their order, and `key` is as in `by_bucket`.
+    """
     changes = []  # (change from the first bucket to the last, title, the labels of large buckets, their BLEU)
     for each in shown:
         rows = {bucket["label"]: bucket["bleu"] for bucket in each[key] if bucket["count"] >= FEW}

@@ -1,4 +1,7 @@
-"""Computes all numbers of a report as JSON, for its tables, figures and sentences."""
+"""Computes all numbers of a report as JSON, for its tables, figures and sentences.
+
+A system is named by its `label`; `done` are its finished trials.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +98,10 @@ def _system(study: Study, about: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def title(about: Mapping[str, Any]) -> str:
-    """The display name of a system: its title, or its label if the label has more than the name."""
+    """The display name of a system: its title, or its label if the label has more than the name.
+
+    `about` is its entry in `study.about["systems"]`.
+    """
     from regard.lab.models.systems import SYSTEMS
 
     label, name = about["label"], about.get("name")
@@ -167,7 +173,10 @@ def _last(trial: Trial, column: str) -> float | None:
 
 
 def _to_best(trial: Trial, unit: str) -> float | None:
-    """Minutes or steps of training until the best validation, by BLEU if it was measured, otherwise by loss."""
+    """Minutes or steps of training until the best validation, by BLEU if it was measured, otherwise by loss.
+
+    `unit` is "minutes" or "step".
+    """
     for column, best in (("bleu", max), ("valid_loss", min)):
         rows = [row for row in trial.metrics if row.get(column) is not None and row.get(unit) is not None]
         if rows:
@@ -299,8 +308,9 @@ def ranking(study: Study) -> list[str]:
 def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | None:
     """The test sentences where the best system other than the baseline gains and loses most against the baseline.
 
-    A gain is a difference of BLEU of the sentence; both systems have the same seed. If similarities are known, only
-    novel sentences are taken. None if the two have no seed in common, or if the sentences are not known.
+    There are at most `wins` gains and `losses` losses. A gain is a difference of BLEU of the sentence; both systems
+    have the same seed. If similarities are known, only novel sentences are taken. None if the two have no seed in
+    common, or if the sentences are not known.
     """
     best = next((label for label in ranking(study) if label != study.baseline), study.baseline)
     result = _differences(study, best)

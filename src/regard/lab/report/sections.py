@@ -1,4 +1,8 @@
-"""The sections of a report, in order."""
+"""The sections of a report, in order.
+
+A `Report` is the dictionary that `numbers` (numbers.py) makes of a study, as in report.json: its "systems", each with
+"title", "label", "quality", "cost" and more, the label of the "baseline", the "tokenizer", "few_seeds", and so on.
+"""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def _positions(report: Report) -> Figure | None:
 
 
 def _bars(report: Report, kind: str) -> Figure | None:
-    """A bar of quality for each variant, with its deviation over seeds."""
+    """A bar of quality for each variant, with its deviation over seeds. `kind` names what the variants change."""
     shown = [(system, quality) for system in finished(report) if (quality := quality_of(system))]
     if not shown:
         return None

@@ -1,4 +1,8 @@
-"""The tables of a report."""
+"""The tables of a report.
+
+A `Report` is the dictionary that `numbers` (numbers.py) makes of a study, as in report.json: its "systems", each with
+"title", "label", "quality", "cost" and more, the label of the "baseline", the "tokenizer", "few_seeds", and so on.
+"""
 
 from __future__ import annotations
 
@@ -135,8 +139,8 @@ def more_table(report: Report) -> Table:
 def measures(wanted: Sequence[Measure], systems: Sequence[Report], few_seeds: bool) -> Table:
     """A row per system, without empty columns.
 
-    The best value of each column is bold, with all values that print the same, unless the whole column does. With few
-    seeds nothing is bold.
+    `wanted` are the columns. The best value of each column is bold, with all values that print the same, unless the
+    whole column does. With few seeds nothing is bold.
     """
     shown = [each for each in wanted if any(each[1](system) != NOTHING for system in systems)]
     rows = [[system["title"], *(text(system) for _, text, _, _ in shown)] for system in systems]
@@ -157,7 +161,10 @@ def _leading(cell: str) -> str:
 
 
 def bucket_table(report: Report, key: str, caption: str) -> Table | None:
-    """BLEU by bucket: a column per bucket, with its number of sentences."""
+    """BLEU by bucket: a column per bucket, with its number of sentences; None without buckets.
+
+    `key` is "by_length" or another of the keys under which a system has buckets.
+    """
     systems = [each for each in finished(report) if each[key]]
     if not systems:
         return None
