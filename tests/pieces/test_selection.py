@@ -107,6 +107,44 @@ def test_moba_chooses_by_the_mean_of_each_block_and_always_the_own():
     close(seen.output, rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense").output)
 
 
+def test_a_block_that_the_mask_cuts_has_the_mean_of_its_visible_keys():
+    """Each query sees another part of each block, from one key to all; blocks without a visible key are not chosen."""
+    torch.manual_seed(3)
+    (q, k, v), visible = inputs(12), torch.rand(12, 12) < 0.4
+    visible.fill_diagonal_(True)
+    attention = rg.Attention(mask=rg.mask_tensor(visible), selection=rg.selections.BlockMeans(4, 2))
+    chosen = torch.zeros(B, H, 12, 12, dtype=torch.bool)
+    for entry, head, i in np.ndindex(B, H, 12):
+        keys = [[j for j in range(4 * block, 4 * block + 4) if visible[i, j]] for block in range(3)]
+        means = [k[entry, head // 2, of_block].mean(0) for of_block in keys]
+        scores = [
+            float(q[entry, head, i] @ mean) if of_block else -np.inf for mean, of_block in zip(means, keys, strict=True)
+        ]
+        scores[i // 4] = np.inf  # the own block
+        chosen[entry, head, i, [j for block in first_best(np.array(scores), 2) for j in keys[block]]] = True
+    assert {len([j for j in range(4) if row[j]]) for row in visible} >= {1, 2}
+    close(attention(q, k, v).output, rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense").output)
+
+
+def test_the_block_of_each_query_is_that_of_its_position_and_none_before_the_first():
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, 9, 9), 1, 1, 9)
+    blocks = KeyBlocks.of(4, None, grid)
+    assert blocks.of_queries(torch.tensor([-2, -1, 0, 1, 3, 4, 8])).tolist() == [[-1, -1, 0, 0, 0, 1, 2]]
+
+
+class NearestOfVectors(rg.selections.Selection):
+    """A selection that says nothing of what it reads."""
+
+    def choose(self, query, key, positions, mask):
+        rows = positions.query(slice(0, query.shape[2]))
+        return rg.masks.chosen_keys(torch.stack((rows, rows * 0), -1)[None, None], start=positions.start)
+
+
+def test_a_selection_that_says_nothing_may_read_all_keys_so_a_ring_refuses_it():
+    with pytest.raises(rg.RegardError, match="NearestOfVectors"):
+        rg.plan(*inputs(), attention=rg.Attention(selection=NearestOfVectors()), engine=rg.Ring(ranks=2))
+
+
 def test_nsa_chooses_by_the_weights_on_mean_keys_summed_over_the_heads_of_a_group():
     seen, (q, k, v) = seen_by("compressed blocks")
     means = torch.stack([k[:, :, block : block + 3].mean(2) for block in range(0, N, 3)], 2)
