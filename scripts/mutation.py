@@ -64,8 +64,8 @@ UNCHANGED = (
 )
 #: Folders in whose files plain numbers with names of capitals are sizes of tiles, budgets and thresholds of speed.
 WITH_SETTINGS = ("engine", "maps")
-#: Arguments that make no difference to right code on a CPU.
-WITHOUT_EFFECT = ("strict", "device")
+#: Arguments that make no difference to right code on a CPU, or only to what is printed.
+WITHOUT_EFFECT = ("strict", "device", "repr", "stacklevel")
 #: Seconds after which a mutant hangs.
 PATIENCE = 240
 SURVIVES = ("survived", "unreached")
