@@ -7,8 +7,9 @@ The run can be stopped and started again; it keeps its results in `.mutation/`. 
 judges the survivors once more; `--fresh` forgets all verdicts, as a changed source asks for. What only checks
 (assert, strict=True) is not changed, since it makes no difference to right code. Nor are estimates of time and memory,
 nor the numbers that stand at the top of files of engines and maps (sizes of tiles, budgets): they choose between
-computations with equal results, and benchmarks judge those. Nor is `device=`, which makes no difference on a CPU:
-tests/tools/accelerator_budget.py judges it.
+computations with equal results, and benchmarks judge those; nor the statements and conditions of these folders that
+read such a number, since they choose sizes too. Nor is `device=`, which makes no difference on a CPU:
+tests/tools/accelerator_budget.py judges it. And `a if a < b else b` stays: with `<=` it is the same.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatch
@@ -63,8 +64,8 @@ UNCHANGED = (
 )
 #: Folders in whose files plain numbers with names of capitals are sizes of tiles, budgets and thresholds of speed.
 WITH_SETTINGS = ("engine", "maps")
-#: Arguments that make no difference to right code on a CPU.
-WITHOUT_EFFECT = ("strict", "device")
+#: Arguments that make no difference to right code on a CPU, or only to what is printed.
+WITHOUT_EFFECT = ("strict", "device", "repr", "stacklevel")
 #: Seconds after which a mutant hangs.
 PATIENCE = 240
 SURVIVES = ("survived", "unreached")
@@ -111,9 +112,11 @@ def mutants(file: Path) -> list[Mutant]:
     data, name, found = text.encode(), str(file.relative_to(ROOT / "src")), []
     repeats: Counter[str] = Counter()
     tree = ast.parse(text)
+    settings: set[str] = set()
     if file.parent.name in WITH_SETTINGS:
-        tree.body = [statement for statement in tree.body if not _is_setting(statement)]
-    for function, node in _code(tree):
+        settings = {name for statement in tree.body for name in _settings(statement)}
+        tree.body = [statement for statement in tree.body if not _settings(statement)]
+    for function, node in _code(tree, settings):
         for after in _changes(node):
             start, stop = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
             mutant = Mutant(name, function, node.lineno, start, stop, data[start:stop].decode(), after)
@@ -122,22 +125,29 @@ def mutants(file: Path) -> list[Mutant]:
     return found
 
 
-def _is_setting(statement: ast.stmt) -> bool:
-    """Whether a statement gives a name of capitals to numbers, and calls nothing."""
+def _settings(statement: ast.stmt) -> list[str]:
+    """The names of capitals that a statement gives to plain numbers, if it calls nothing."""
     match statement:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value):
+        case ast.Assign(targets=[ast.Name() | ast.Tuple() as target], value=value):
             parts = ast.Constant, ast.BinOp, ast.operator, ast.Tuple, ast.expr_context
-            return name.isupper() and all(isinstance(part, parts) for part in ast.walk(value))
-    return False
+            names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
+            is_plain = all(isinstance(part, parts) for part in ast.walk(value))
+            return names if is_plain and all(map(str.isupper, names)) else []
+    return []
 
 
-def _code(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
-    """The nodes that compute, with their functions: no text, no annotation, nothing that only checks or is raised."""
+def _code(node: ast.AST, settings: Collection[str] = (), within: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """The nodes that compute, with their functions: no text, no annotation, nothing that only checks or is raised.
+
+    Nor what chooses a size by one of the `settings`.
+    """
     if isinstance(node, ast.JoinedStr | ast.Raise | ast.Assert | ast.Import | ast.ImportFrom):
         return
     if isinstance(node, ast.keyword) and node.arg in WITHOUT_EFFECT:
         return
     if isinstance(node, ast.FunctionDef) and node.name in UNCHANGED:
+        return
+    if isinstance(node, ast.Assign | ast.AugAssign | ast.Compare | ast.BoolOp) and _reads(node, settings):
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         within = f"{within}.{node.name}".lstrip(".")
@@ -145,8 +155,20 @@ def _code(node: ast.AST, within: str = "") -> Iterator[tuple[str, ast.AST]]:
     for field, value in ast.iter_fields(node):
         if field not in ("annotation", "returns", "decorator_list", "bases"):
             for child in value if isinstance(value, list) else [value]:
-                if isinstance(child, ast.AST):
-                    yield from _code(child, within)
+                if isinstance(child, ast.AST) and not (field == "test" and _is_lesser_or_greater(node)):
+                    yield from _code(child, settings, within)
+
+
+def _reads(node: ast.AST, settings: Collection[str]) -> bool:
+    return any(isinstance(part, ast.Name) and part.id in settings for part in ast.walk(node))
+
+
+def _is_lesser_or_greater(node: ast.AST) -> bool:
+    """Whether a node is `a if a < b else b`, or the same with another comparison."""
+    match node:
+        case ast.IfExp(test=ast.Compare(left=left, comparators=[right]), body=body, orelse=orelse):
+            return {ast.dump(left), ast.dump(right)} == {ast.dump(body), ast.dump(orelse)}
+    return False
 
 
 def _changes(node: ast.AST) -> Iterator[str]:

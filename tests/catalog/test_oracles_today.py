@@ -317,6 +317,18 @@ def by_torch_scores(scores, v):
     return weights @ v, weights
 
 
+def test_longrope_divides_in_the_dtype_of_the_frequencies_and_lengthens_by_its_extension():
+    """Phi-3: sqrt(1 + log(extension) / log(trained length)); other texts are not lengthened."""
+    factors = (1.1, 3.7, 1e3)
+    frequencies = torch.tensor([1.0, 0.3, 0.007], dtype=torch.float64)
+    exact = [f / factor for f, factor in zip(frequencies.tolist(), factors, strict=True)]
+    assert rg.encodings.LongRoPEScaling(factors)(frequencies).tolist() == exact
+    for extension in (0.25, 1.0, 1.5, 32.0):
+        scaling = rg.encodings.LongRoPEScaling(factors, extension=extension, trained_length=4096)
+        lengthened = math.sqrt(1 + math.log(extension) / math.log(4096)) if extension > 1 else 1.0
+        assert scaling.magnitude == pytest.approx(lengthened, rel=1e-12)
+
+
 def test_pope_is_that_of_x_transformers():
     peer = pytest.importorskip("x_transformers.x_transformers")
     pope, theirs = rg.encodings.PoPE(2, 8).double(), peer.PolarEmbedding(8, 2).double()

@@ -7,6 +7,8 @@ from unittest import mock
 import pytest
 import torch
 from hypothesis import given
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
 import regard as rg
@@ -20,6 +22,36 @@ from regard.pieces.mask import leaves
 NAMES = SINGLE
 #: Masks with tensors or with code of a user: no plan is kept for them.
 UNKEPT = ("RealKeys", "Lengths", "mask_tensor", "mask_mod")
+
+
+class Operations(TorchDispatchMode):
+    """Lists the operations of a block, as a profiler of a user does."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names = [*getattr(self, "names", []), str(function)]
+        return function(*args, **(kwargs or {}))
+
+
+class Functions(TorchFunctionMode):
+    """Lists the functions of torch that a block calls."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.names = [*getattr(self, "names", []), str(function)]
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("mode", [Operations, Functions])
+def test_a_mode_of_the_user_sees_a_repeated_call_as_it_sees_the_first(mode):
+    """A mode may change any operation, so a kept plan may not pass it by."""
+    attention, tensors = rg.Attention(mask=rg.causal()), torch.randn(3, 1, 2, 40, 8)
+    for _ in range(3):
+        attention(*tensors)
+    with mode() as repeated:
+        attention(*tensors)
+    kept_plans.clear()
+    with mode() as first:
+        attention(*tensors)
+    assert repeated.names == first.names
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from hypothesis import given
@@ -10,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import regard as rg
 from drawn import examples, problems
 from regard.base.shapes import Sizes
+from regard.base.spans import Spans
 from regard.engine import blocked, speed_model
 from regard.engine.blocked import Work
-from regard.engine.blocks import blocks
+from regard.engine.blocks import Block, blocks
 from regard.engine.flash import FlashRows
 from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
@@ -252,3 +255,11 @@ def test_the_speed_of_the_machine_is_measured_in_float32_and_draws_no_number(is_
         speed_model.forget()
     assert [result.dtype for result in timed] == [torch.float32] * 2
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("start", [0, 5])
+def test_the_pairs_of_the_causal_flag_are_those_of_its_triangle(start):
+    for rows, keys in itertools.product((1, 3, 7), (1, 3, 7)):
+        block = Block(start, start + rows, Spans.of((0, keys)), full=False, mask=None)
+        assert block.causal_pairs == int(torch.ones(rows, keys).tril().sum())
+        assert block.pairs == rows * keys

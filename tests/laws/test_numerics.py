@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import weakref
 from itertools import product
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 import regard as rg
+from cataloged import SELECTED, SINGLE, TRANSPORTED, WITH_TENSORS
 from drawn import LAYOUTS
+from regard.catalog import mechanisms
+from regard.catalog.entry import call_tensors
 from regard.engine import ENGINES
 from regard.engine.blocked import Work
 from regard.engine.blocks import query_edges
@@ -315,6 +319,26 @@ def test_statistics_do_not_follow_the_default_dtype(dtype):
         torch.set_default_dtype(torch.float32)
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(tuple(mine), tuple(theirs))
+
+
+@pytest.mark.parametrize("name", [*SINGLE, *WITH_TENSORS, *TRANSPORTED, *SELECTED])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@torch.no_grad()
+def test_mechanisms_do_not_follow_the_default_dtype(name, dtype):
+    """Tables, masks and factors are made in dtypes that the mechanism names, whatever a user's program has set."""
+    attention, *inputs = mechanisms()[name].example()
+    inputs = [t.float() for t in inputs]
+    attention, other = attention.float(), copy.deepcopy(attention).float()
+    given = call_tensors(attention, *inputs)
+    expected = attention(*inputs, **given)
+    torch.set_default_dtype(dtype)
+    try:
+        found = other(*inputs, **given)
+        weights = found.weights.dense()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    torch.testing.assert_close(found.output, expected.output, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(weights, expected.weights.dense(), rtol=1e-6, atol=1e-7)
 
 
 NORMALIZERS = [

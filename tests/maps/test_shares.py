@@ -1,5 +1,7 @@
 """A map that says its rows are shares has rows that sum to 1; statistics of others equal a formula or refuse."""
 
+import math
+
 import pytest
 import torch
 
@@ -123,6 +125,25 @@ def test_joined_rows_are_shares_if_all_are():
     weights = joined([first, doubled])
     assert not weights.has_shares
     check(weights)
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [{"mask": rg.mask_tensor(torch.tensor([[True, False]]))}, {"normalizer": rg.normalizers.Sparsemax()}],
+    ids=["masked", "sparsemax"],
+)
+def test_a_target_without_weight_costs_as_much_as_the_least_normal_weight(pieces):
+    """KL of p = (1/4, 3/4) from w = (1, 0): 1/4 log 1/4 + 3/4 (log 3/4 + 126 log 2)."""
+    x = torch.tensor([2.0, 0.0]).reshape(1, 1, 2, 1)
+    weights = rg.Attention(rg.Dot(scale=1.0), **pieces)(torch.ones(1, 1, 1, 1), x, x).weights
+    expected = 0.25 * math.log(0.25) + 0.75 * (math.log(0.75) + 126 * math.log(2))
+    found = weights.summarize(rg.maps.Divergence(to=torch.tensor([[0.25, 0.75]])))[0]
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_picture_of_a_map_has_64_cells_a_side_unless_one_says_so():
+    weights = rg.Attention()(*torch.randn(3, 1, 1, 130, 4)).weights
+    assert weights.pool().shape == (1, 1, 64, 64) and weights.pool(5).shape == (1, 1, 5, 64)
 
 
 def test_targets_of_a_divergence_are_shares():

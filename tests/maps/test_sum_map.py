@@ -55,6 +55,21 @@ def test_a_mean_of_softmaxes_has_shares():
     torch.testing.assert_close(mean.entropy(), entropy, rtol=1e-5, atol=1e-5, check_dtype=False)
 
 
+def test_a_sum_is_signed_if_any_part_or_any_factor_is():
+    seen, _ = parts()
+    plain, signed = (each.weights for each in seen)
+    signed = rg.maps.SumMap([signed, plain], [1.0, -0.5])
+    one_negative = torch.ones(H, I, 1).index_fill(1, torch.tensor([4]), -0.1)
+    for these, factors, expected in (
+        ([plain, plain], [0.5, 2.0], False),
+        ([plain, signed], [0.5, 0.5], True),
+        ([signed, plain], [0.5, 0.5], True),
+        ([signed, signed], [0.5, 0.5], True),
+        ([plain, plain], [1.0, one_negative], True),
+    ):
+        assert rg.maps.SumMap(these, factors).is_signed is expected
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_tiles_cover_the_union_of_the_masks_only():
     seen, _ = parts(queries=40, keys=40, masks=(rg.window(3), rg.masks.prefix(2)))

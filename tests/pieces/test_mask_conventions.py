@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
+from regard.pieces.mask_conventions import hides
 
 B, H, N, D = 2, 2, 6, 4
 ALLOWED = torch.ones(N, N).tril().bool()
@@ -188,3 +189,11 @@ def test_a_boolean_tensor_of_keys_is_padding():
     said = error_of(lambda mask: rg.Attention(mask=mask), mask)
     code = re.search(r"regard\.padding\(.*?\)(?= if True = real)", said)[0]
     torch.testing.assert_close(rg.Attention(mask=typed(code, mask))(q, q, q).output, expected(q, mask))
+
+
+def test_numbers_hide_their_keys_if_there_is_but_one_beside_0_or_if_they_are_far_below():
+    """A bias may have numbers like -1e4 that are no mask: it has others too. -1e8 below the row's largest is none."""
+    mask, bias = torch.tensor([[0.0, -1e4], [0.0, 0.0]]), torch.tensor([[0.0, -1e4], [-3.0, 0.0]])
+    assert hides(mask).tolist() == [[False, True], [False, False]]
+    assert not hides(bias).any() and not hides(torch.tensor([[0.0, -9999.0]])).any()
+    assert hides(torch.tensor([[-3.0, -1.1e8, -0.9e8]])).tolist() == [[False, True, False]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -37,6 +37,16 @@ def test_spans_are_a_set_algebra(a, b):
     assert a.covers(b) == (members(a) >= members(b))
     assert a.tensor().tolist() == sorted(members(a))
     assert ~~a == a
+
+
+@given(spans, st.integers(0, 12), st.integers(-5, 5))
+def test_gaps_hull_and_shift_are_those_of_the_integers(a, size, by):
+    filled, points = members(a), sorted(members(a))
+    for left, right in pairwise(points):
+        filled |= set(range(left, right)) if right - left - 1 <= size else set()
+    assert members(a.gaps_up_to(size)) == filled
+    assert a.hull().tensor().tolist() == (list(range(points[0], points[-1] + 1)) if points else [])
+    assert a.shift(by).tensor().tolist() == [point + by for point in points]
 
 
 @given(st.lists(st.booleans(), max_size=30))

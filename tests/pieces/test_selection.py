@@ -107,6 +107,82 @@ def test_moba_chooses_by_the_mean_of_each_block_and_always_the_own():
     close(seen.output, rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense").output)
 
 
+def test_a_block_that_the_mask_cuts_has_the_mean_of_its_visible_keys():
+    """Each query sees another part of each block, from one key to all; blocks without a visible key are not chosen."""
+    torch.manual_seed(3)
+    (q, k, v), visible = inputs(12), torch.rand(12, 12) < 0.4
+    visible.fill_diagonal_(True)
+    attention = rg.Attention(mask=rg.mask_tensor(visible), selection=rg.selections.BlockMeans(4, 2))
+    chosen = torch.zeros(B, H, 12, 12, dtype=torch.bool)
+    for entry, head, i in np.ndindex(B, H, 12):
+        keys = [[j for j in range(4 * block, 4 * block + 4) if visible[i, j]] for block in range(3)]
+        means = [k[entry, head // 2, of_block].mean(0) for of_block in keys]
+        scores = [
+            float(q[entry, head, i] @ mean) if of_block else -np.inf for mean, of_block in zip(means, keys, strict=True)
+        ]
+        scores[i // 4] = np.inf  # the own block
+        chosen[entry, head, i, [j for block in first_best(np.array(scores), 2) for j in keys[block]]] = True
+    assert {len([j for j in range(4) if row[j]]) for row in visible} >= {1, 2}
+    close(attention(q, k, v).output, rg.Attention(mask=rg.mask_tensor(chosen))(q, k, v, engine="dense").output)
+
+
+def test_the_block_of_each_query_is_that_of_its_position_and_none_before_the_first():
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, 9, 9), 1, 1, 9)
+    blocks = KeyBlocks.of(4, None, grid)
+    assert blocks.of_queries(torch.tensor([-2, -1, 0, 1, 3, 4, 8])).tolist() == [[-1, -1, 0, 0, 0, 1, 2]]
+
+
+@given(seed=st.integers(0, 999), size=st.sampled_from([1, 3]), begin=st.integers(0, 4), batch=st.integers(1, 2))
+def test_the_spans_of_chosen_keys_are_those_of_the_rows_up_to_short_gaps(seed, size, begin, batch):
+    """Also for rows before the first query and after the last, which have chosen nothing."""
+    ids = torch.randint(-1, 4, (batch, 2, 5, 3), generator=torch.Generator().manual_seed(seed))
+    mask = rg.masks.chosen_keys(ids, size=size, num_heads=4, start=begin)
+    for start, stop in [(0, begin + 5), (begin, begin + 1), (begin + 1, begin + 4), (begin + 3, begin + 7), (0, begin)]:
+        rows = [
+            set(row) - {-1} for row in ids[:, :, max(start - begin, 0) : max(stop - begin, 0)].flatten(0, 2).tolist()
+        ]
+        some, every = set().union(*rows), set.intersection(*rows) if rows else set()
+        is_inside = begin <= start and stop <= begin + 5
+        keys = [size * block + n for block in (every if is_inside else ()) for n in range(size)]
+        assert mask.all_allowed(start, stop).tensor().tolist() == sorted(keys)
+        hull = range(size * min(some), size * max(some) + size) if some else range(0)
+        assert mask.any_allowed(start, stop).tensor().tolist() == list(hull)  # each gap is short
+
+
+def test_a_chosen_key_has_a_position_that_a_sequence_can_have():
+    assert rg.masks.chosen_keys(torch.tensor([[[[(1 << 27) - 1]]]])).any_allowed(0, 1).intervals[0][1] == 1 << 27
+    with pytest.raises(rg.RegardError, match=f"{1 << 27} is no position of a key"):
+        rg.masks.chosen_keys(torch.tensor([[[[1 << 27]]]]))
+
+
+def test_the_rows_of_one_random_block_see_the_same_keys_and_those_of_two_no_common_ones_that_are_told():
+    mask = rg.masks.random_blocks(6, 2, 57, seed=1)
+    for start, stop in [(0, 6), (6, 12), (7, 9), (11, 12), (54, 57)]:
+        assert mask.all_allowed(start, stop) == mask.any_allowed(start, stop) != rg.types.Spans()
+    assert mask.all_allowed(5, 7) == mask.all_allowed(0, 57) == rg.types.Spans()
+
+
+@given(size=st.integers(1, 5), stride=st.integers(1, 5), num_keys=st.integers(0, 14))
+def test_mean_groups_are_as_many_as_they_say_and_end_inside(size, stride, num_keys):
+    groups, x = rg.composites.MeanGroups(size, stride), torch.arange(float(num_keys)).reshape(1, 1, -1, 1)
+    starts = [start for start in range(0, num_keys, stride) if start + size <= num_keys]
+    assert groups.count(num_keys) == len(starts)
+    assert groups.keys(x).flatten().tolist() == [start + (size - 1) / 2 for start in starts]
+
+
+class NearestOfVectors(rg.selections.Selection):
+    """A selection that says nothing of what it reads."""
+
+    def choose(self, query, key, positions, mask):
+        rows = positions.query(slice(0, query.shape[2]))
+        return rg.masks.chosen_keys(torch.stack((rows, rows * 0), -1)[None, None], start=positions.start)
+
+
+def test_a_selection_that_says_nothing_may_read_all_keys_so_a_ring_refuses_it():
+    with pytest.raises(rg.RegardError, match="NearestOfVectors"):
+        rg.plan(*inputs(), attention=rg.Attention(selection=NearestOfVectors()), engine=rg.Ring(ranks=2))
+
+
 def test_nsa_chooses_by_the_weights_on_mean_keys_summed_over_the_heads_of_a_group():
     seen, (q, k, v) = seen_by("compressed blocks")
     means = torch.stack([k[:, :, block : block + 3].mean(2) for block in range(0, N, 3)], 2)

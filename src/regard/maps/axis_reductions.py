@@ -211,8 +211,7 @@ def product(weights: Reducible, matrix: Tensor) -> Tensor:
         return weights.dense().to(values.dtype) @ values  # the batch or the heads of the values are more
     values = values.expand(B, -1, -1, -1)
     output = weights.summarize(Product(KEY, values.detach()))[0]
-    is_live = values.requires_grad and torch.is_grad_enabled()
-    return _WithValues.apply(weights, values, output) if is_live else output  # type: ignore[return-value]
+    return _WithValues.apply(weights, values, output) if values.requires_grad else output  # type: ignore[return-value]
 
 
 class _WithValues(torch.autograd.Function):
