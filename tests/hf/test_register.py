@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import subprocess
@@ -235,6 +236,39 @@ def test_layers_whose_calls_are_alike_read_their_mask_once(monkeypatch):
     monkeypatch.setattr(backend, "translate", lambda call, masks: translated.append(1) or translate(call, masks))
     net(input_ids=tokens(9), use_cache=False)
     assert len(translated) == 1 < net.config.num_hidden_layers
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["Llama", "Mistral"])
+def test_later_forwards_find_the_ways_of_the_first(name, monkeypatch):
+    """Causal masks and windows of the same numbers are one rule, so a second text of this length plans nothing."""
+    net, translated = named(name).make("regard"), []
+    monkeypatch.setattr(backend, "translate", lambda call, masks: translated.append(1) or translate(call, masks))
+    for _ in range(3):
+        net(input_ids=tokens(9), use_cache=False)
+    assert len(translated) == 1
+
+
+@torch.no_grad()
+def test_listeners_hear_each_call_of_a_kept_way_and_hidden_keys_stay_hidden():
+    """Between calls that repeat a kept plan, a listener gets its maps, and a NaN in a hidden key spoils no row."""
+    module, heard = Calling(True), []
+    keeper = type("Keeper", (), {"on_attention": lambda self, module, weights: heard.append(weights)})()
+    mask = SpanMask(Recognized(rg.causal(), 0), (1, 1, 6, 6), "cpu")
+    allowed = torch.ones(6, 6, dtype=torch.bool).tril()
+    for listens, spoiled in itertools.product((False, True, False, True), (False, True)):
+        query, key, value = torch.randn(3, 2, 2, 6, 8)
+        if spoiled:
+            key[:, :, 5], value[:, :, 5] = torch.nan, torch.nan
+        with rg.attention_output.attend_listeners.to(keeper) if listens else contextlib.nullcontext():
+            output, _ = backend.run(module, query, key, value, mask, scaling=0.5, dropout=0.0)
+        weights = (query @ key.mT * 0.5).masked_fill(~allowed, -torch.inf).softmax(-1)
+        expected = weights[..., :5, :5] @ value[:, :, :5]
+        torch.testing.assert_close(output[:, :5], expected.transpose(1, 2), **CLOSE)
+        assert output[:, 5].isnan().all() == spoiled
+        if listens:
+            torch.testing.assert_close(heard.pop().dense()[..., :5, :5], weights[..., :5, :5], **CLOSE)
+        assert not heard
 
 
 def test_gradients_reach_a_bias_that_learns():

@@ -214,7 +214,7 @@ def known_none(flags: Tensor) -> bool:
 def has_numbers(tensor: Tensor) -> bool:
     """Whether numbers of a tensor can be read: not on meta, nor while torch exports, compiles or maps a function."""
     traced = torch.compiler.is_compiling() or isinstance(tensor, FakeTensor)
-    return not (traced or _is_mapped(tensor) or tensor.device.type == "meta")
+    return not (traced or tensor.is_meta or (is_functorch_wrapped_tensor(tensor) and _is_mapped(tensor)))
 
 
 def _is_mapped(tensor: Tensor) -> bool:

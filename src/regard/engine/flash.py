@@ -39,16 +39,15 @@ def flash(
     are padded with zeros, which changes neither scores nor outputs. An empty row has output 0 and log-sum-exp -inf (the
     CPU kernel returns 0).
     """
-    if _folds(query, key, causal, mask):
-        B, H, I, _ = query.shape  # a group as rows of one head: its keys are read once, not once for each query head
-        output, logsumexp = flash(group(query, key.shape[1]), key, value, scale=scale, mask=mask)
-        output = output.reshape(B, H, I, output.shape[-1])
-        return output, logsumexp if logsumexp is None else logsumexp.reshape(B, H, I)
-    out_width, kernel = value.shape[-1], _cpu_kernel() if query.is_cpu else None
-    width = max(query.shape[-1], out_width)
-    if kernel is not None and query.shape[1] != key.shape[1]:
+    (B, H, I, D), out_width, kernel = query.shape, value.shape[-1], _cpu_kernel() if query.is_cpu else None
+    is_folded = _folds(query, key, causal, mask)
+    if is_folded:  # a group as rows of one head: its keys are read once, not once for each query head
+        query = group(query, key.shape[1])
+    elif kernel is not None and key.shape[1] != H:
         key, value = _for_all_heads(key, query), _for_all_heads(value, query)
-    query, key, value = _as_rows(_pad(query, width)), _as_rows(_pad(key, width)), _as_rows(_pad(value, width))
+    if out_width != D:
+        query, key, value = (_pad(x, max(D, out_width)) for x in (query, key, value))
+    query, key, value = [x if x.is_contiguous() else _as_rows(x) for x in (query, key, value)]
     if kernel is not None:
         output, logsumexp = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         output, logsumexp = _with_empty_rows(output, logsumexp.detach(), query, key, mask)
@@ -59,7 +58,11 @@ def flash(
         logsumexp = None
         if mask is not None:
             output = output.masked_fill(mask.isneginf().all(-1, keepdim=True), 0.0)
-    return output if width == out_width else output[..., :out_width], logsumexp
+    if out_width < D:
+        output = output[..., :out_width]
+    if not is_folded:
+        return output, logsumexp
+    return output.reshape(B, H, I, out_width), logsumexp if logsumexp is None else logsumexp.reshape(B, H, I)
 
 
 def flash_gradients(
@@ -118,14 +121,13 @@ def _as_rows(x: Tensor) -> Tensor:
     The kernel assumes this layout and does not check it. It also gives its output the order of axes of the query, so
     a batch or head axis with a stride below the width would come between the channels.
     """
-    if x.is_contiguous():
-        return x
-    *batch_strides, row_stride, channel_stride = x.stride()
-    B, H, length, width = x.shape
+    (batch_stride, head_stride, row_stride, channel_stride), (B, H, length, width) = x.stride(), x.shape
     has_contiguous_rows = width == 1 or channel_stride == 1
     has_separate_rows = length == 1 or row_stride >= width
-    has_separate_batches = all(size == 1 or s == 0 or s >= width for size, s in zip((B, H), batch_strides, strict=True))
-    return x if has_contiguous_rows and has_separate_rows and has_separate_batches else x.contiguous()
+    has_separate_heads = H == 1 or head_stride == 0 or head_stride >= width
+    has_separate_batches = B == 1 or batch_stride == 0 or batch_stride >= width
+    is_read = has_contiguous_rows and has_separate_rows and has_separate_heads and has_separate_batches
+    return x if is_read else x.contiguous()
 
 
 def returns_row_statistic(query: Tensor) -> bool:

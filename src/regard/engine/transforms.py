@@ -31,6 +31,7 @@ REMEDIES = {
     "recurrent": "No engine has second derivatives of a transition: compute the steps with torch's own operations."
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
 def is_transformed() -> bool:
@@ -40,12 +41,7 @@ def is_transformed() -> bool:
 
 def is_recorded() -> bool:
     """Whether make_fx or torch.jit.trace records torch's operations to repeat them. Neither sees compiled kernels."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None or _is_traced()
-
-
-def _is_traced() -> bool:
-    """Whether torch.jit.trace records."""
-    return torch._C._get_tracing_state() is not None
+    return torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
 
 
 def refuse_tracing(operation: str) -> None:
@@ -53,7 +49,7 @@ def refuse_tracing(operation: str) -> None:
 
     `operation` is the name of the public function, for the error.
     """
-    if _is_traced():
+    if torch._C._get_tracing_state() is not None:
         raise RegardError(
             f"{operation}: torch.jit.trace would record the sizes and the numbers of this call as constants. Use "
             "torch.export.export(model, inputs) or torch.compile(model)."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import wraps
 from importlib.util import find_spec
@@ -10,14 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.attention import Attention
+from regard.attention_output import attend_editors, attend_listeners
 from regard.base.checks import checked
 from regard.base.errors import MissingPackage, RegardError
-from regard.base.shapes import in_autocast_dtype
+from regard.base.positions import Positions
+from regard.base.shapes import in_autocast_dtype, is_autocast
 from regard.base.versions import check_register
 from regard.engine.decoding import decode
-from regard.engine.kept_plans import is_plain_call
+from regard.engine.kept_plans import Repeat, Request, is_plain_call, kept_plans
 from regard.engine.kernel.attention import is_few
-from regard.engine.kernel.library import load_fast
+from regard.engine.kernel.library import SETTING, load_fast
 from regard.engine.kernel.operator import attention
 from regard.engine.kernel.structures import has_address
 from regard.engine.ring import Ring
@@ -36,6 +40,8 @@ Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 _ways: dict[tuple[Any, ...] | None, Way] = {}
 #: How many are kept: a model has one for each of its kinds of layers.
 KEPT = 8
+#: The types of options that decide by their numbers.
+NUMBERS = float, int
 
 
 @checked
@@ -74,11 +80,10 @@ def run(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """The backend function of transformers: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None."""
-    call = AttentionCall(module, OURS, run, query, key, value, attention_mask, options, to_run=True)
-    kind = _kind(call)
-    way = _ways.get(kind)
+    kind = _kind(module, query, key, value, attention_mask, options)
+    way = None if kind is None else _ways.get(kind)
     if way is None:
-        way = _way(call)
+        way = _way(AttentionCall(module, OURS, run, query, key, value, attention_mask, options, to_run=True))
         if kind is not None:
             for oldest in tuple(_ways)[: max(0, len(_ways) + 1 - KEPT)]:  # a copy: other threads may keep ways, too
                 _ways.pop(oldest, None)
@@ -86,21 +91,24 @@ def run(
     return way(query, key, value), None
 
 
-def _kind(call: AttentionCall) -> tuple[Any, ...] | None:
+def _kind(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, options: dict[str, Any]
+) -> tuple[Any, ...] | None:
     """All that decides how a call runs, if it is numbers and the rule of a mask; None if anything else decides.
 
     A tensor among the options decides by its numbers, and a ring by its ranks.
     """
-    mask, options = call.mask, [(n, x) for n, x in call.options.items() if n not in HARMLESS and x is not None]
-    if not (mask is None or isinstance(mask, SpanMask)) or not all([isinstance(x, float | int) for _, x in options]):
+    given = [(n, x) for n, x in options.items() if x is not None and n not in HARMLESS]
+    if not (mask is None or type(mask) is SpanMask) or not all([isinstance(x, NUMBERS) for _, x in given]):
         return None
-    query, key, value = call.query, call.key, call.value
-    if Ring.default() is not None or call.options.get("output_attentions") or not is_plain_call(query, key, value):
+    if Ring.default() is not None or options.get("output_attentions") or not is_plain_call(query, key, value):
         return None
-    masked = None if mask is None else (mask.rule, mask.shape)
+    masked = None if mask is None else (mask.rule.mask, mask.rule.start, mask.rule.first, mask.shape)
     learns = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     dtypes = query.dtype, key.dtype, value.dtype, torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu")
-    return masked, query.shape, key.shape, value.shape, *dtypes, learns, call.causal, *options
+    causal = options.get("is_causal") is None and getattr(module, "is_causal", True)
+    setting = os.environ.get(SETTING)  # which kernels may run
+    return masked, query.shape, key.shape, value.shape, *dtypes, learns, causal, setting, *given
 
 
 def _way(call: AttentionCall) -> Way:
@@ -125,9 +133,30 @@ def _way(call: AttentionCall) -> Way:
         return lambda query, key, value: _heads_last(output)
     attend, positions = translation.attention, translation.positions
     if translation.query is call.query:
-        return lambda query, key, value: _heads_last(attend(query, key, value, positions=positions).output)
+        return _attending(attend, positions)
     scaled = translation.query  # by a tensor
     return lambda query, key, value: _heads_last(attend(scaled, key, value, positions=positions).output)
+
+
+def _attending(attention: Attention, positions: Positions) -> Way:
+    """A call of `attend`. The later ones of its kind repeat what its plan computes, where nobody asks for their maps.
+
+    Such a call is the engine alone, without the checks and the map of `attend`, which take 0.3 milliseconds in a model.
+    """
+    repeats: list[Repeat] = []
+
+    def way(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        if repeats and not (attend_listeners or attend_editors):
+            result = repeats[0].run(query, key, value)
+            if result is not None:
+                return _heads_last(result.output)
+        output = attention(query, key, value, positions=positions).output
+        if not (repeats or attention.dropout or is_autocast(query.device)):
+            kept = kept_plans.find(Request(attention, query, key, value, positions, None, None, "auto"))[0]
+            repeats.extend([] if kept is None or kept.repeat is None else [kept.repeat])
+        return _heads_last(output)
+
+    return way
 
 
 def _heads_last(output: Tensor) -> Tensor:
@@ -165,12 +194,9 @@ def _decoding(call: AttentionCall) -> Way | None:
         return None
     if _is_plain(mask, num_queries, num_keys, options):
         scale = query.shape[3] ** -0.5 if options.get("scaling") is None else float(options["scaling"])
-
-        def plain(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            query, key, value = map(in_autocast_dtype, (query, key, value))
-            return _heads_last(decode(query, key, value, scale)[0])
-
-        return plain
+        if not is_autocast(query.device):
+            return lambda query, key, value: _heads_last(decode(query, key, value, scale)[0])
+        return lambda *tensors: _heads_last(decode(*map(in_autocast_dtype, tensors), scale)[0])
     if load_fast() is None:
         return None
     options = {name: options.get(name) for name in UNDERSTOOD} | {"is_causal": call.causal}

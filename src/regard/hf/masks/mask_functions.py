@@ -7,7 +7,6 @@ stays a predicate: it is exact, but has no spans, so no pair can be skipped.
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,6 +23,9 @@ from regard.pieces.same_group import SameGroup, groups_mask
 
 MaskFunction = Callable[..., Tensor]
 MASKING_UTILS = "transformers.masking_utils"
+#: The masks of functions that close over nothing but integers, by the code and the integers (`_numbers`).
+_rules: dict[tuple[type, tuple[Any, ...]], Mask] = {}
+MOST_RULES = 64
 
 
 class _Unknown(Exception):
@@ -44,9 +46,18 @@ class MaskFunctionReader:
     places: Tensor | None = None
 
     def read(self, function: MaskFunction) -> Mask | None:
-        """The mask of a function of (batch, head, query position, key position); None: everything is allowed."""
+        """The mask of a function of (batch, head, query position, key position); None: everything is allowed.
+
+        Rules of the same numbers are one mask, so that the calls of later forwards are found again by it.
+        """
+        numbers = None if self.places is not None else _numbers(function)
+        if numbers is not None and (known := _rules.get((type(self), numbers))) is not None:
+            return known
         try:
-            return self._known(function)
+            mask = self._known(function)
+            if mask is not None and numbers is not None and len(_rules) < MOST_RULES:
+                _rules[type(self), numbers] = mask
+            return mask
         except _Unknown:
             if self.places is not None:
                 raise
@@ -68,8 +79,8 @@ class MaskFunctionReader:
         reader = getattr(self, f"_{name}", None)
         if not name or reader is None:
             raise _Unknown
-        closed_over = _closed_over(function)
-        if set(closed_over) != set(inspect.signature(reader).parameters):  # another version of transformers
+        closed_over, code = _closed_over(function), reader.__func__.__code__
+        if {*closed_over} != {*code.co_varnames[1 : code.co_argcount]}:  # another version of transformers
             raise _Unknown
         return reader(**closed_over)
 
@@ -128,6 +139,21 @@ class _BesideCausal(MaskFunctionReader):
 
     def _sliding_window_overlay(self, sliding_window: int) -> Mask:
         return window(sliding_window)
+
+
+def _numbers(function: MaskFunction) -> tuple[Any, ...] | None:
+    """The code of a function of transformers and the integers it closes over; None if it closes over anything else."""
+    if getattr(function, "__module__", None) != MASKING_UTILS:
+        return None
+    read: list[Any] = [function.__code__]
+    for cell in function.__closure__ or ():
+        content = cell.cell_contents
+        if type(content) is tuple:
+            content = (*map(_numbers, content),)
+        if type(content) not in (int, tuple) or (type(content) is tuple and None in content):
+            return None
+        read.append(content)
+    return tuple(read)
 
 
 def _closed_over(function: MaskFunction) -> dict[str, Any]:
