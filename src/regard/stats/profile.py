@@ -308,8 +308,9 @@ def _layer(
 
 def _first_key(weights: AttentionMap) -> int:
     """The index of the first key that a query may attend to; 0 if there is none."""
-    mask, num_keys = weights.attention.mask, weights.shape[3]
-    for first in range(0, 0 if mask is None else num_keys, COLUMNS):
+    if (mask := weights.attention.mask) is None:
+        return 0
+    for first in range(0, weights.shape[3], COLUMNS):
         allowed = mask.allowed(weights.grid.tile(slice(None), slice(first, first + COLUMNS)))
         if bool((is_seen := allowed.flatten(0, -2).any(0)).any()):
             return first + int(is_seen.int().argmax())
