@@ -45,6 +45,9 @@ class Normalizer(Piece):
     within a part to weights within the row. Such a normalizer sets `merge_refusal` to None. The default methods are
     right if a weight depends on its own score only.
 
+    A subclass of another normalizer with a `row_statistic` or `weights` of its own inherits none of these facts about
+    its weights: it says `row_sum`, `is_linear` and `merge_refusal` again.
+
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
     >>> row_statistic = rg.normalizers.Softmax().row_statistic(scores, columns)  # of the whole row
