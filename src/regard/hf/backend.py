@@ -195,7 +195,8 @@ def _decoding(call: AttentionCall) -> Way | None:
         scale = query.shape[3] ** -0.5 if options.get("scaling") is None else float(options["scaling"])
         if not is_autocast(query.device):
             return lambda query, key, value: _heads_last(decode(query, key, value, scale)[0])
-        return lambda *tensors: _heads_last(decode(*map(in_autocast_dtype, tensors), scale)[0])
+        cast = in_autocast_dtype
+        return lambda query, key, value: _heads_last(decode(cast(query), cast(key), cast(value), scale)[0])
     if load_fast() is None:
         return None
     options = {name: options.get(name) for name in UNDERSTOOD} | {"is_causal": call.causal}
