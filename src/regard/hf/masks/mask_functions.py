@@ -50,7 +50,8 @@ class MaskFunctionReader:
 
         Rules of the same numbers are one mask, so that the calls of later forwards are found again by it.
         """
-        numbers = None if self.places is not None else _numbers(function)
+        is_read_anew = self.places is not None or torch.compiler.is_compiling()  # no graph depends on earlier rules
+        numbers = None if is_read_anew else _numbers(function)
         if numbers is not None and (known := _rules.get((type(self), numbers))) is not None:
             return known
         try:
