@@ -39,6 +39,8 @@ TASKS = {
     "Sweeps": ("sweep", "table.values - table.baseline"),
     "Induction heads": ("induction", "ablated.values - ablated.baseline"),
 }
+#: The section whose names all tasks use.
+ALWAYS = "The sentences"
 PEERS = ("transformer_lens", "nnsight")
 NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 NONE = "-"
@@ -217,11 +219,11 @@ class Logits:
         self.logits = logits
 
 
-def blocks() -> Iterator[tuple[str, str]]:
-    """The blocks of Python of the page, each with its heading if it is the first one below."""
+def blocks() -> Iterator[tuple[str, bool, str]]:
+    """The blocks of Python of the page: the heading above, whether it is the first one below, and the code."""
     for section in HEADING.split(PAGE.read_text()):
         for n, code in enumerate(BLOCK.findall(section)):
-            yield (section.splitlines()[0] if n == 0 else ""), code
+            yield section.splitlines()[0], n == 0, code
 
 
 def num_lines(code: str) -> int:
@@ -297,8 +299,10 @@ def main(rounds: str = "3", *tasks: str) -> None:
     print(f"torch {torch.__version__}; lines / seconds of processor time in one thread (median of {rounds})")
     print(f"| task | regard | {' | difference | '.join(PEERS)} | difference |\n|---|---|---|---|---|---|")
     others: dict[str, Any] = {}
-    for heading, code in blocks():
-        if heading in TASKS and (not tasks or TASKS[heading][0] in tasks):
+    for heading, is_first, code in blocks():
+        if tasks and heading != ALWAYS and (heading not in TASKS or TASKS[heading][0] not in tasks):
+            continue  # no task needs the blocks of another
+        if heading in TASKS and is_first:
             others = others or peers(page)
             if heading == "Sweeps":  # a run of one sentence leaves room for many edits
                 given = {name: page[name] for name in ("inputs", "others")}
