@@ -291,8 +291,9 @@ def test_half_a_character_is_named(reader):
     state = rg.profile_corpus(reader, ["The cat \ud800 sat.", "The cat sat."], layers=[0])
     assert state.table.documents == 1 and [number for number, _ in state.broken] == [1]
     assert "half a character" in state.broken[0][1]
-    with pytest.raises(RegardError, match="half a character"):
-        reader.tokenize("\udfff", None)
+    for read in (lambda text: reader.tokenize(text, None), reader.read, reader.profile):
+        with pytest.raises(RegardError, match="half a character"):
+            read("bad \udfff")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"key": {}}', '{"key": {"corpus": "", "model": "", "length": null}}'])

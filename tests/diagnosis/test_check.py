@@ -507,8 +507,10 @@ class TileBias(rg.biases.AdditiveBias):
 class HalfSoftmax(rg.normalizers.Softmax):
     """Says that its rows sum to 1, and halves them."""
 
-    def weights(self, scores, statistic):
-        return super().weights(scores, statistic) / 2
+    row_sum = 1.0
+
+    def weights(self, scores, row_statistic, columns):
+        return super().weights(scores, row_statistic, columns) / 2
 
 
 @pytest.mark.parametrize(

@@ -170,14 +170,6 @@ def test_a_run_that_began_without_examples_goes_on_without_them(reader, expected
     same(result.table, expected)
 
 
-def test_half_a_character_is_named(reader):
-    with pytest.raises(RegardError, match=r"'\\ud83d' is half a character"):
-        reader.read("bad \ud83d text")
-    result = rg.profile_corpus(reader, ["She sings.", "bad \ud83d text"], layers=[0])
-    assert result.table.documents == 1
-    assert [(n, "is half a character" in reason) for n, reason in result.broken] == [(2, True)]
-
-
 @pytest.mark.parametrize(
     "numbers", [{"done": -1}, {"done": 4}, {"empty": -1, "done": 1}, {"cut": -1}, {"broken": [[1, "x"]]}]
 )

@@ -110,7 +110,7 @@ def test_the_tour_is_true_of_its_texts(sheets):
         places = dict(part.split("=") for part in step.link.partition("?")[2].split("&"))
         sheet = sheets[int(places["text"])]
         row = sheet.maps[int(places["layer"])][0, int(places["head"]), int(places["query"])]
-        assert f"{float(row[int(places['key'])]):.0%}"[:-1] in step.sentence
+        assert f"{float(row[int(places['key'])]):.3f}" in step.sentence
         assert f'"{sheet.about["tokens"][int(places["key"])]}"' in step.sentence
     views = [step.link.partition("&key")[0] for step in story.steps]
     assert len(set(views)) == len(views) and "The same word" not in "".join(step.sentence for step in story.steps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -149,7 +148,6 @@ class TextReader:
         self, text: str, layers: Sequence[int] | None = None, length: int | None = None
     ) -> tuple[ModelProfile, bool]:
         """All statistics of one document, and whether it was truncated to `length` or to what the model takes."""
-        _check_whole(text)
         longest = length or self.limit
         num_tokens = self.count_tokens(text)
         truncated = longest is not None and num_tokens > longest
@@ -256,15 +254,17 @@ class TextReader:
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text; a text with half a character is refused, because no tokenizer reads it."""
-        if half := re.search("[\ud800-\udfff]", text):
-            raise RegardError(f"TextReader: {half[0]!r} is half a character. Write it whole, or remove it.")
+        if is_broken(text):
+            raise RegardError(
+                "TextReader: the text has half a character (one surrogate without the other). Give the complete "
+                "character, or remove it."
+            )
         return len(self.tokenizer(text, verbose=False)["input_ids"])
 
     def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
         """The model's inputs for a text; a text that is empty or too long is refused."""
         if not text.strip():
             raise RegardError("TextReader: the text is empty. Give at least one word.")
-        _check_whole(text)
         self.check_length(length)
         num_tokens = self.count_tokens(text)
         if self.limit is not None and length is None and num_tokens > self.limit:
@@ -372,15 +372,6 @@ def _run(model: Any, inputs: dict[str, Any]) -> None:
             f"TextReader: {type(model).__name__} cannot read a text alone ({reason}). Give a model of texts; "
             "rg.watch(model) shows any model while you run it on its own inputs."
         ) from error
-
-
-def _check_whole(text: str) -> None:
-    """Refuse a text with half a character, which no tokenizer reads."""
-    if is_broken(text):
-        raise RegardError(
-            "TextReader: the text has half a character (one surrogate without the other). Give the complete character, "
-            "or remove it."
-        )
 
 
 def _predicts_next_token(model: Any) -> bool:
