@@ -100,6 +100,7 @@ async function drawFigure(
     const uniform = keys.length === 1 ? ofCells.uniform : 0; // panels with cells of other sizes
     const legend = legendInPoints(weightLegend(colors, { ...ofCells, uniform }), SMALL);
     legend.node.setAttribute("transform", `translate(0,${round(y)})`);
+    legend.node.setAttribute("color", INK);
     const name = `weight, ${legendName(state)}`;
     const isBeside = legend.width + 4 + widthOf(name, SMALL) <= frame.width;
     if (!isBeside) y += 10;
@@ -131,7 +132,6 @@ async function drawFigure(
       role: "img",
       "aria-label": caption,
       fill: INK,
-      color: INK,
     },
     s("title", {}, drawn.map(({ title }) => title).join("; ")),
     s("desc", {}, caption),
