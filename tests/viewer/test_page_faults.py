@@ -26,6 +26,7 @@ def test_a_server_that_ended_is_told_of_in_words(browser, texts):
         page.goto(address + "#head")
         page.wait_for_selector(".map-box[data-waiting]")
         settled(page)
+        page.wait_for_load_state("networkidle")  # no request of this view fails when the server ends
     page.route("**/ask/**", lambda route: (asked.append(route), route.abort()))
     page.keyboard.press("]")
     until(page, "document.querySelector('.progress').textContent.includes('Start regard view again')")
