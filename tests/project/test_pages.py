@@ -167,6 +167,14 @@ def test_every_block_has_a_language_that_is_run_or_shown():
     assert {block.language for blocks in PAGES.values() for block in blocks} <= known
 
 
+@pytest.mark.parametrize("name", [name for name in LONG if steps_of(name)])
+def test_a_print_of_a_page_that_seldom_runs_has_its_output(name):
+    """In a comment below it, or as text below the block."""
+    for block, following in pairwise([*PAGES[name], None]):
+        if block.language == "python" and block.title is None and not (following and following.language == "text"):
+            assert len(PRINTED.findall(block.code)) >= block.code.count("print("), f"{name}:{block.line}"
+
+
 COMMANDS = sorted(
     {
         command
