@@ -37,7 +37,7 @@ _masks = MaskCache()
 #: How a call runs: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E).
 Way = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: The ways of the last kinds of calls: the layers of a model, and the tokens after a cache of one size, share them.
-_ways: dict[tuple[Any, ...] | None, Way] = {}
+_ways: dict[tuple[Any, ...], Way] = {}
 #: How many are kept: a model has one for each of its kinds of layers.
 KEPT = 8
 #: The types of options that decide by their numbers.

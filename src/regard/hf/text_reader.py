@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError, first_line
-from regard.base.texts.text_files import is_broken
+from regard.base.texts.text_files import has_half_character
 from regard.hf.capture import WatchedAttention, watch
 from regard.hf.models import full_name, load_model, model_name
 from regard.hf.text_probes import DEPTHS, CacheCost, cost_of, needle_table, split_of, syntax_table
@@ -254,7 +254,7 @@ class TextReader:
 
     def count_tokens(self, text: str) -> int:
         """The number of tokens of a text; a text with half a character is refused, because no tokenizer reads it."""
-        if is_broken(text):
+        if has_half_character(text):
             raise RegardError(
                 "TextReader: the text has half a character (one surrogate without the other). Give the complete "
                 "character, or remove it."

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from regard.base.whole_files import short_number
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, Link, ModelProfile
 from regard.stats.roles import CONTENT, KINDS, LABEL, MARGIN, QUERIES, Role
@@ -429,7 +430,7 @@ def sink(reading: TextReading) -> Iterator[Card]:
         [[f"{number(share)} of all weight goes to ", PLAIN], *token(reading, key), [f"{where}.", PLAIN]],
         f"Mean of all heads, over all words. If all weights were equal, it would get {most}{number(even)}.",
         state,
-        bars=[float(f"{value:.4g}") for value in _binned(shares)],
+        bars=[short_number(value) for value in _binned(shares)],
         at=key * min(len(shares), NUM_BARS) // len(shares),
     )
 

@@ -15,7 +15,7 @@ __all__ = [
     "JSON_LINES",
     "decoded",
     "fields_of",
-    "is_broken",
+    "has_half_character",
     "json_records",
     "lines",
     "looks_like_path",
@@ -104,7 +104,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def is_broken(text: str) -> bool:
+def has_half_character(text: str) -> bool:
     """Whether a text has half a character: one surrogate without the other, as JSON may hold."""
     return any("\ud800" <= character <= "\udfff" for character in text)
 

@@ -60,14 +60,18 @@ class RecurrentLayers:
 
     A core function is a function of transformers that computes a recurrence (`hf/recurrent/core_calls.py`); an inline
     layer computes it in its forward. `innermost` returns the module that runs and calls such a function, `is_own`
-    whether this thread is watched, and `on_call` gets each call when its module ends.
+    whether this thread is watched, and `on_call` gets each call when its module ends. `change` edits inline layers, if
+    these are not only observed.
     """
 
-    #: Edits inline layers, if these are not only observed.
-    change: ChangeInline | None = None
-
-    def __init__(self, innermost: Callable[[], nn.Module | None], is_own: Callable[[], bool], on_call: OnCall) -> None:
-        self._innermost, self._is_own, self._on_call = innermost, is_own, on_call
+    def __init__(
+        self,
+        innermost: Callable[[], nn.Module | None],
+        is_own: Callable[[], bool],
+        on_call: OnCall,
+        change: ChangeInline | None = None,
+    ) -> None:
+        self._innermost, self._is_own, self._on_call, self._change = innermost, is_own, on_call, change
         self._running = _Running()
 
     @contextmanager
@@ -133,14 +137,14 @@ class RecurrentLayers:
             if reader.parts:
                 given, result = args[0], ()
                 seen.inputs[reader.parts[-1]] = given.detach()
-            changed = self.change(module, partial(reader.read, module, seen, detached(result)), given)  # type: ignore[misc]
+            changed = self._change(module, partial(reader.read, module, seen, detached(result)), given)  # type: ignore[misc]
             if changed is None:
                 return None
             edited, inline_edits[module, get_ident()] = changed
             return (edited, *args[1:]) if reader.parts else edited
 
         stack.callback(module.register_forward_pre_hook(start, with_kwargs=True).remove)
-        if self.change is not None:
+        if self._change is not None:
             stack.callback(lambda: inline_edits.pop((module, get_ident()), None))
             if reader.parts:
                 stack.callback(getattr(module, reader.parts[-1]).register_forward_pre_hook(change).remove)

@@ -227,8 +227,7 @@ class _Editor(CallObserver):
         self.projected = self._output_projections()
         self.state = _State()
         self.inside = {module for module in self.selected if inline_reader(module) is not None}
-        self.inline = RecurrentLayers(lambda: None, lambda: self in editors, self._inline_ended)
-        self.inline.change = self._inline_changed
+        self.inline = RecurrentLayers(lambda: None, lambda: self in editors, self._inline_ended, self._inline_changed)
         # Of each edit, by its number: the calls that it changed, and why it changed none.
         self.num_changed = [0] * len(self.edits)
         self.reasons: dict[int, str] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.base.errors import RegardError
 from regard.base.texts.streams import inner_suffix
-from regard.base.texts.text_files import JSON_LINES, fields_of, is_broken, json_records, lines, saved_dataset
+from regard.base.texts.text_files import JSON_LINES, fields_of, has_half_character, json_records, lines, saved_dataset
 from regard.lab.data.corpus import Pair
 from regard.lab.data.drift import suspicious_line
 
@@ -117,7 +117,7 @@ def _field(record: Any, name: str, where: str) -> str:
             "Name both fields, in a configuration as data.source_field and data.target_field. "
             '"translation.en" is the field "en" of the object "translation".'
         )
-    if is_broken(value):
+    if has_half_character(value):
         raise RegardError(
             f"{OPERATION}: {where} has half a character in the field {name!r} (a \\u escape of one surrogate "
             "without the other). Write the complete character, or remove the record."
