@@ -167,7 +167,7 @@ def test_every_block_has_a_language_that_is_run_or_shown():
     assert {block.language for blocks in PAGES.values() for block in blocks} <= known
 
 
-@pytest.mark.parametrize("name", [name for name in LONG if steps_of(name)])
+@pytest.mark.parametrize("name", [name for name in PAGES if name in LONG and steps_of(name)])
 def test_a_print_of_a_page_that_seldom_runs_has_its_output(name):
     """In a comment below it, or as text below the block."""
     for block, following in pairwise([*PAGES[name], None]):
