@@ -30,7 +30,10 @@ PASSAGE_LENGTH = 512
 
 
 def run(out: Path, model: str, open_: bool = False) -> None:
-    """Read the texts, print the results, write the page, and open it with --open."""
+    """Read the texts, print the results, write the page, and open it if `open_`.
+
+    `out` is the folder of the page. `model` is a name that `load_model` finds, such as "minilm".
+    """
     check_folder("demo", "--out", out)
     try:
         results, page, translation = _read(out, model)
@@ -50,7 +53,10 @@ def run(out: Path, model: str, open_: bool = False) -> None:
 
 
 def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
-    """The results of the texts, the path of the page, and a sentence about the translation."""
+    """The results of both `SENTENCES` and of the passage, the path of the page, and a line about the translation.
+
+    The line has the sentence, its translation and the models that align them, or the reason why there is none.
+    """
     results: list[TextResult] = []
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
@@ -69,7 +75,7 @@ def _read(out: Path, model: str) -> tuple[list[TextResult], Path, str]:
 
 
 def write_sentences(path: Path, model: str = "minilm") -> Path:
-    """The page of the demo without the long passage, as one small file: the documentation shows it."""
+    """Write the page of the demo without the long passage to the file `path`: the documentation shows it."""
     reader = TextReader.load(model)
     readings = [reader.read(sentence, also=page_reductions).reading for sentence in SENTENCES]
     sheets = [*sheets_of(readings), *lab("pages").translated_sheets()[0]]

@@ -102,7 +102,8 @@ def static_picture(sheets: Sequence[Sheet]) -> bytes | None:
 def image_figure(sheet: Sheet) -> Any:
     """An image, and beside it the weights of the query and head that the page opens with, at its patches.
 
-    Of several images, or frames of a video, it is the one with the most weight. Dark is the largest weight.
+    Of several images, or frames of a video, it is the one with the most weight. The spectrogram of a sound has one row
+    of patches, and both pictures are drawn half as high as wide. Dark is the largest weight; colors show square roots.
     """
     from matplotlib.image import imread
 

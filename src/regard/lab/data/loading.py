@@ -40,9 +40,12 @@ def load_corpus(
     - "bible-en-fr": embedded in the package, at most 20 words. `regard data` builds other languages, such as
       "bible-en-es". Their splits are fixed by verse. Both directions exist: "bible-fr-en".
     - Two text files with one sentence per line, one .tsv file, one .jsonl file with `fields`, or a folder that
-      `datasets` saved. A hash of (`seed`, source) decides the split, so each source is in one split only. `valid` and
-      `test` are the numbers of held-out pairs; by default a tenth of all pairs each, at most 1,000.
-    - {"train": files, "valid": files, "test": files}: your own splits.
+      `datasets` saved.
+    - {"train": files, "valid": files, "test": files}: your own splits of such files.
+
+    Pairs that have no splits yet are split by a hash of (`seed`, source), so each source is in one split only. `valid`
+    and `test` are the numbers of held-out pairs; by default a tenth of all pairs each, at most 1,000. `languages` are
+    the names that the corpus gives to both sides of your files; a corpus with a name has its own.
 
     Pairs of more than `max_words` words on a side are left out and counted in `skipped`. Without `max_words` the limits
     are 1,000 words and 10,000 characters: a longer line is a fault of the file, and `skipped` gives its number.
