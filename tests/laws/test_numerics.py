@@ -368,6 +368,19 @@ def test_a_score_that_is_no_number_makes_its_row_none_and_no_other(normalizer, v
         assert seen.output[0, 0, 2].isnan().all() and seen.weights[0, 0, 2].isnan().all()
 
 
+@pytest.mark.parametrize("engine", ["auto", "fused", "blocked"])
+@pytest.mark.parametrize("num_heads", [2, 4])
+def test_a_key_that_is_no_number_changes_no_row_of_another_text_or_head(num_heads, engine):
+    """The rows of one key and a query of zeros have the log-sum-exp 0, which torch's kernel returns for NaN too."""
+    q, k, v = torch.zeros(2, num_heads, 3, 4), torch.randn(2, 2, 1, 4), torch.randn(2, 2, 1, 4)
+    k[0, 0, 0, 1] = torch.nan
+    seen = rg.attend(q, k, v, engine=engine)
+    of_group = num_heads // 2
+    assert seen.output[0, :of_group].isnan().all()
+    expected = v.repeat_interleave(of_group, 1).expand_as(q)  # a row of one key has its value
+    assert torch.equal(seen.output[0, of_group:], expected[0, of_group:]) and torch.equal(seen.output[1], expected[1])
+
+
 @pytest.mark.parametrize("normalizer", [*NORMALIZERS, rg.normalizers.Hardmax()], ids=repr)
 def test_no_weight_is_above_one_however_large_the_scores(normalizer):
     """Near 1e6 a score has steps of 1/16, and one that is computed in a tile of another shape differs by many."""

@@ -150,8 +150,9 @@ def _with_empty_rows(
 ) -> tuple[Tensor, Tensor]:
     """Set the log-sum-exp to -inf in empty rows; set it and the output to NaN in rows of NaN scores.
 
-    For both the kernel returns a log-sum-exp and an output of 0, so only rows with 0 are checked. Scores are NaN only
-    with a query or a key that is not finite.
+    `output` (B, H, I, E) and `logsumexp` (B, H, I) are those of the kernel, and `query`, `key` and `mask` what it was
+    given. For both kinds of rows it returns 0, so only rows with 0 are checked. Scores are NaN only with a query or a
+    key of the same head that is not finite.
     """
     is_known = has_numbers(logsumexp)  # not while torch exports: then nothing may depend on numbers
     if is_known and logsumexp.all():  # no row has 0
@@ -162,7 +163,9 @@ def _with_empty_rows(
         logsumexp = (
             _mark_empty(logsumexp, suspects, mask) if empty is None else logsumexp.masked_fill(empty, -torch.inf)
         )
-    undefined = (logsumexp == 0) & ~(query.isfinite().all(-1) & key.isfinite().all())
+    has_finite_keys = key.isfinite().flatten(2).all(-1, keepdim=True)  # (B, G, 1)
+    has_finite_keys = has_finite_keys.repeat_interleave(query.shape[1] // key.shape[1], 1)
+    undefined = (logsumexp == 0) & ~(query.isfinite().all(-1) & has_finite_keys)
     if is_known and not undefined.any():
         return output, logsumexp
     return output.masked_fill(undefined[..., None], torch.nan), logsumexp.masked_fill(undefined, torch.nan)
