@@ -6,6 +6,7 @@ The oracles are the model's own modules, read by hooks of the tests, and dense a
 from __future__ import annotations
 
 import contextvars
+import re
 import threading
 from contextlib import ExitStack
 
@@ -348,6 +349,16 @@ def test_tokens_are_ids_or_texts_of_one_token():
             seen.logit_effect(0, token)
     with pytest.raises(rg.RegardError, match=r"this text is 3 tokens: '\?' '\?' '\?'"):
         seen.logit_effect(0, "xyz", tokenizer=Letters())
+
+
+@pytest.mark.parametrize("text, reason", [("xyz", "this text is 3 tokens"), ("", "makes no token of this text")])
+@pytest.mark.parametrize("method", ["logit_effect", "logit_map"])
+def test_the_error_of_a_text_names_the_method_and_the_argument(method, text, reason):
+    _, seen = seen_with_values(language_model("gpt2"), {"input_ids": tokens(5)})
+    for given in ({"token": text}, {"token": 7, "against": text}):
+        call = re.escape(f"seen.{method}({list(given)[-1]}={text!r}): ")
+        with pytest.raises(rg.RegardError, match=f"^{call}.*{reason}"):
+            getattr(seen, method)(0, **given, tokenizer=Letters())
 
 
 class NoOutput(nn.Module):

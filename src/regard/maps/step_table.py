@@ -26,9 +26,10 @@ class StepTable:
     """The numbers of one query for each key: what `weights.step_table(query)` returns.
 
     `steps` has a tensor (J,) for each step, in the order of the computation: "product" (q . k, if the score is a dot
-    product), "scaled" (or "score"), one step for each bias by its class, "masked" (-inf where the mask hides the key),
-    "weight". A step that the attention does not have is left out. `value` (J, E) has the values of the keys, or is
-    None. `tokens` are the names of the keys, and `query` is the name of the query.
+    product), "scaled" (or "score"), one step for each bias by its class, "masked" (the normalizer's `masked_score`,
+    such as -inf, where the mask hides the key), "weight". A step that the attention does not have is left out. `value`
+    (J, E) has the values of the keys, or is None. `tokens` are the names of the keys, and `query` is the name of the
+    query.
 
     >>> import torch, regard as rg
     >>> x = torch.tensor([[1.0, 0.0], [0.0, 2.0], [1.0, 1.0]])

@@ -76,7 +76,10 @@ class Normalizer(Piece):
 
     @abstractmethod
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
-        """The statistic of whole rows: masked scores (B, H, I, J) and key indices (J,) -> tensors (B, H, I, ...)."""
+        """The statistic of whole rows: masked scores (B, H, I, J) and key indices (J,) -> tensors (B, H, I, ...).
+
+        J is at least 1: a call without keys does not compute it.
+        """
 
     @abstractmethod
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:

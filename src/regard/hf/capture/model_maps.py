@@ -33,39 +33,44 @@ from regard.stats.numbering import layer_number
 Name = int | str
 
 
-def token_id(token: Any, tokenizer: Any = None) -> int:
-    """The id of a token; a text must be an entry of the vocabulary, or be one token.
+def token_id(token: Any, tokenizer: Any = None, call: str = "token_id") -> int:
+    """The id of a token; a text must be an entry of the vocabulary, or be one token. Errors begin with `call`.
 
     >>> token_id(7)
     7
     """
     if isinstance(token, str):
-        return _of_text(token, tokenizer)
+        return _of_text(token, tokenizer, call)
     try:
         number = -1 if isinstance(token, bool) else index(token)
     except TypeError:
         number = -1
     if number < 0:
-        raise RegardError(f"seen.logit_effect(token={token!r}): a token is an id of the vocabulary, or its text.")
+        raise RegardError(f"{call}: a token is an id of the vocabulary, or its text.")
     return number
 
 
-def _of_text(token: str, tokenizer: Any) -> int:
-    """The id of a text, as an entry of the vocabulary, or else as the one token that the tokenizer makes of it."""
+def _of_text(token: str, tokenizer: Any, call: str) -> int:
+    """The id of a text, as an entry of the vocabulary, or else as the one token that the tokenizer makes of it.
+
+    `tokenizer` is that of transformers, or None. Errors begin with `call`.
+    """
     if tokenizer is None:
         raise RegardError(
-            f"seen.logit_effect(token={token!r}): a text needs its tokenizer. Watch with it, "
-            "rg.watch(model, tokenizer), give tokenizer=, or give the id of the token."
+            f"{call}: a text needs its tokenizer. Watch with it, rg.watch(model, tokenizer), give tokenizer=, or give "
+            "the id of the token."
         )
     vocabulary = tokenizer.get_vocab()
     if token in vocabulary:
         return vocabulary[token]
     ids = tokenizer(token, add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise RegardError(f"{call}: the tokenizer makes no token of this text. Give the text of a token, or its id.")
     if len(ids) != 1:
         pieces = " ".join(map(repr, tokenizer.convert_ids_to_tokens(ids)))
         raise RegardError(
-            f"seen.logit_effect(token={token!r}): this text is {len(ids)} tokens: {pieces}. Give one of them; a word "
-            "inside a sentence often begins with a space."
+            f"{call}: this text is {len(ids)} tokens: {pieces}. Give one of them; a word inside a sentence often "
+            "begins with a space."
         )
     return ids[0]
 
@@ -273,7 +278,7 @@ class WatchedAttention(HoldsMaps):
         >>> seen.logit_effect(1, token=9).shape, seen.logit_effect(1, token=9, head=0)[0, -1].shape
         (torch.Size([1, 2, 5]), torch.Size([]))
         """
-        tokens = self._token_ids(token, against, tokenizer)
+        tokens = self._token_ids("logit_effect", token, against, tokenizer)
         return self._of_heads("logit_effect", name, head, call, lambda parts, h: parts.logit_effect(tokens, h))
 
     def logit_map(
@@ -293,14 +298,19 @@ class WatchedAttention(HoldsMaps):
         >>> torch.allclose(by_token.sum(-1), seen.logit_effect(1, token=9, against=7), atol=1e-6)
         True
         """
-        tokens, heads = self._token_ids(token, against, tokenizer), None if head is None else axis_index("head", head)
+        tokens = self._token_ids("logit_map", token, against, tokenizer)
+        heads = None if head is None else axis_index("head", head)
         heads = [heads] if isinstance(heads, int) else heads  # a map keeps its axis of heads
         return self._of_heads("logit_map", name, heads, call, lambda parts, h: parts.logit_map(tokens, h))
 
-    def _token_ids(self, token: Name, against: Name | None, tokenizer: Any) -> list[int]:
-        """The id of a token, and that of the token against which it is measured, if there is one."""
-        named = [token] if against is None else [token, against]
-        return [token_id(one, self.tokenizer if tokenizer is None else tokenizer) for one in named]
+    def _token_ids(self, caller: str, token: Name, against: Name | None, tokenizer: Any) -> list[int]:
+        """The id of a token, and that of the token against which it is measured, if there is one.
+
+        `caller` is the name of the public method, for errors.
+        """
+        named = {"token": token} | ({} if against is None else {"against": against})
+        tokenizer = self.tokenizer if tokenizer is None else tokenizer
+        return [token_id(one, tokenizer, f"seen.{caller}({name}={one!r})") for name, one in named.items()]
 
     def _of_heads(
         self, caller: str, name: str | int, head: Any, call: int, read: Callable[[CallParts, Tensor], Any]
