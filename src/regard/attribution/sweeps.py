@@ -434,7 +434,7 @@ class _Blocks:
             self.outputs = []  # a block that ran twice (ALBERT)
 
     def _keep(self, block: nn.Module, _: Any, output: Any) -> None:
-        """Keep a copy, because the next block may add to its input in place."""
+        """The hook after a block: keep a copy of its output, because the next block may add to its input in place."""
         self.outputs.append((block, _taken(output, self.size, torch.arange(self.size))))
 
     def check(self, measured: Callable[[], Tensor], expected: Tensor) -> None:

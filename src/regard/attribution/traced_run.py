@@ -148,7 +148,7 @@ class _Cores:
             yield
 
     def _start(self, module: nn.Module, _: Any) -> None:
-        """Note the recurrent module that runs: the report of a function does not say which module called it."""
+        """The hook before a recurrent module: note that it runs, because the report of a function does not name it."""
         self._running = module
 
     def core_called(self, name: str, given: dict[str, Any], result: Any, edits: LayerEdits | None) -> None:

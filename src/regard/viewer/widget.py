@@ -72,7 +72,7 @@ def watched_texts(
 
     A model that read an image, a video or a sound has it beside its text (`picture_sheets`).
 
-    If a module was called several times, as in generation, the last call with exactly these tokens is shown.
+    If a module was called several times, as in generation, the last call with as many keys as tokens is shown.
     """
     for given in (tokens, targets):
         _check_tokens(given)
@@ -113,9 +113,10 @@ def _check_tokens(tokens: Any) -> None:
 
 
 def _call_that_read(view: WatchedAttention, tokens: Sequence[str] | None) -> tuple[int, Sequence[str] | None]:
-    """The number, from the end, of the last call with these tokens, and the tokens that it read.
+    """The number, from the end, of the last call with as many keys as these tokens, and the tokens that it read.
 
-    In generation the model never reads the last token it generated.
+    If no call has so many keys, it is -1, the last call. In generation the model never reads the last token that it
+    generated, so the last call may have one key less: then the last token is left out.
     """
     if not view or tokens is None:
         return -1, tokens

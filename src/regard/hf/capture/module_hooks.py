@@ -280,7 +280,9 @@ class _ModuleCalls:
                     _with_kwargs.pop(hook.id, None)  # torch keeps this entry, and compiled models then warn of hooks
 
     def _start(self, module: nn.Module, _: Any) -> None:
-        """Report the start of a module; enter the function mode at the first module whose functions are observed."""
+        """The hook before every module: report its start, and enter the function mode at the first module whose
+        functions are observed.
+        """
         if measuring:
             return
         for observer in self.observers:
@@ -291,7 +293,7 @@ class _ModuleCalls:
                 self._function_calls.__enter__()
 
     def _end(self, module: nn.Module, args: tuple[Any, ...], *more: Any) -> Any:
-        """Report the end of a module; returns its output if an edit changed it."""
+        """The hook after every module: report its end. It returns the output that an edit changed, else None."""
         if measuring:
             return None
         kwargs, output = more if len(more) == 2 else ({}, None)  # after an exception torch does not pass the kwargs

@@ -297,7 +297,8 @@ class Watcher(CallObserver):
             self.running.frames.append(ModuleFrame(module, name, self.running.num_calls[name]))
 
     def _keep_inputs(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Put the inputs of a module into its frame, and the random numbers if its weights may be measured.
+        """The hook before a module: put its inputs into its frame, and the random numbers if its weights may be
+        measured.
 
         If no name says that it is attention, the origins of its scores are followed, too: they decide.
         """

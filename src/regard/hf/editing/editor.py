@@ -305,7 +305,9 @@ class _Editor(CallObserver):
     # Events of the model
 
     def _keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep where the next call of a module stands in the sequence, and its arguments if it may run again."""
+        """The hook before a module: keep where its next call stands in the sequence, and its arguments if it may run
+        again.
+        """
         if self in editors:  # the hook belongs to the module, which other threads may run
             is_cross = part_of(self.layers.names[module], module) == "cross"
             self.state.places[module] = place_of(module, args, kwargs, is_cross)
@@ -316,7 +318,7 @@ class _Editor(CallObserver):
                     self.state.frames[-1].call = given
 
     def _keep_sizes(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the sizes of the inputs of the model, one of which is its batch size."""
+        """The hook before the model: keep the sizes of its inputs, one of which is its batch size."""
         if self in editors:
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
             self.state.sizes = {size for tensor in tensors for size in tensor.shape[:2]}
@@ -546,7 +548,10 @@ class _Editor(CallObserver):
         return replace(call)  # another object, which counts as an edited call
 
     def _patch_projected(self, layout: Heads, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Patch the heads that an output projection reads, (B, I, H E)."""
+        """The hook before an output projection: its arguments with patched heads in its input (B, I, H E).
+
+        None leaves them as they are: no patch waits, another thread runs the module, or it runs again to be measured.
+        """
         patches = self.state.projected.pop(layout.output, [])
         if not patches or self not in editors or measuring:
             return None

@@ -97,7 +97,7 @@ class _StreamingHeads(CallEditor):
                 self.heads[modules[name]] = layer.streaming_heads
 
     def keep_place(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep where the next call of a module stands in the sequence."""
+        """The hook before a module: keep where its next call stands in the sequence."""
         self.places[module] = place_of(module, args, kwargs)
 
     def selects(self, module: nn.Module) -> bool:
@@ -124,7 +124,7 @@ class _StreamingHeads(CallEditor):
         return output
 
     def conclude(self) -> None:
-        """Refuse models whose attention did not go through the interface."""
+        """Refuse a model of whose modules with streaming heads one ran without the attention interface."""
         ran = [module for module in self.heads if module in self.places]
         missing = [self.names[module] for module in ran if module not in self.edited_modules]
         if missing:

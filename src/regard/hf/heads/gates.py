@@ -80,14 +80,16 @@ class _Runs:
             )
 
     def _start(self, *call: Any) -> None:
-        """Begin a run, if none is open: no gate was applied in it yet."""
+        """The hook before a module: begin a run, if none is open. No gate was applied in it yet."""
         self.is_gated &= self.depth > 0
         self.depth += 1
 
     def _gate(self, *call: Any) -> None:
+        """The hook before a gated output projection: note that a gate was applied."""
         self.is_gated = self.was_gated = True
 
     def _end(self, module: nn.Module, *call: Any) -> None:
+        """The hook after a module: refuse a run that ended and in which no gate was applied."""
         self.depth -= 1
         if not self.depth and not self.is_gated:
             raise RegardError(
@@ -127,9 +129,11 @@ class _Inputs:
             yield self.heads.module.register_forward_hook(self._leave, always_call=True)
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """The hook before the attention module: keep its inputs."""
         self.tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
 
     def _leave(self, *call: Any) -> None:
+        """The hook after the attention module: drop its inputs."""
         self.tensors = []
 
     def check(self, joined: Tensor) -> None:
