@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from regard.attribution.inputs import TextInputs, Translates, takes
 from regard.attribution.target import Explained, explained, predicts_next
 from regard.attribution.traced_run import check_model
-from regard.base.checks import Count, Size, checked
+from regard.base.checks import Size, checked
 from regard.base.errors import MissingPackage, RegardError
 
 #: Tokens removed in the sentence, at most.
@@ -181,8 +181,8 @@ def curves(
     tokenizer: Any = None,
     replacement: int | None = None,
     keep: Sequence[int] = (),
-    points: int = 8,
-    seeds: Count = 5,
+    points: Size = 8,
+    seeds: Size = 5,
 ) -> FaithfulnessCurves:
     """The curves of `faithfulness` for a target whose tokens are known; other arguments are those of that function."""
     ids = inputs.need_ids("faithfulness")

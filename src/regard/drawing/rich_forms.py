@@ -192,7 +192,8 @@ def _counted(I: int, J: int) -> str:
 def _svg(panels: Sequence[Panel], names: Sequence[str], said: str) -> str:
     """The panels on a light ground, with the names of the rows, the numbers of the columns and a caption, `said`.
 
-    Characters that XML forbids become "?". A letter is taken to be 6 pixels wide, because nothing measures text here.
+    Characters of the caption that XML forbids become "?". A letter is taken to be 6 pixels wide, because nothing
+    measures text here.
     """
     left = 8 + 6 * max(len(name) for name in names)
     rows, columns = (1 + max(getattr(panel, name) for panel in panels) for name in ("row", "column"))

@@ -146,7 +146,9 @@ class CallWatcher(Watcher):
     """Observes all calls of the thread that opened the block, and keeps each as a capture or as a reason.
 
     Each call counts as a module of its own, by the name that `WatchedCalls.new_name` gives it. `torch_parts` has the
-    kind of a call, such as "nn.MultiheadAttention", where the watch of a model has the part of the model.
+    kind of a call, such as "nn.MultiheadAttention", where the watch of a model has the part of the model. `keep_calls`
+    is the number of the newest calls that are kept, None for all. The other arguments are those of `Watcher`: `verify`
+    is True (a few rows are verified), "all" (every row) or False.
     """
 
     def __init__(

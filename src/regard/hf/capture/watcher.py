@@ -173,8 +173,11 @@ ALL = "all"
 class Watcher(CallObserver):
     """Observes one model, and keeps each attention call as a capture or as the reason why there is none.
 
-    `verify` and the meaning of the other arguments: see `watch`. `keeps_values` is keep="qkv", `keeps_graphs` is
-    grad=True. The result is `seen`, which shares `calls` and `missing`, both by module path.
+    `chosen` are the layers that are kept. `verify` says which rows of the output are compared with recomputed weights
+    @ values: True a few, "all" every row, False none. `reductions` are the statistics that are kept in place of queries
+    and keys, and none keeps these. `keeps_values` is keep="qkv" of `watch`, `keeps_graphs` is grad=True, and `steps`
+    says what is done after each forward pass. The result is `seen`, which shares `calls` and `missing`, both by module
+    path.
     """
 
     def __init__(
