@@ -99,7 +99,7 @@ class Cache(ABC):
 
 
 class _Buffer:
-    """Memory for keys and values, shared by caches that were extended from each other.
+    """Memory for the keys and values of `capacity` tokens, shared by caches that were extended from each other.
 
     `filled` is the number of entries written. A cache may write after its own end only if no other cache did; otherwise
     it moves to a new buffer. Such a write changes no key of an earlier map. It goes through `.data`, so that torch does

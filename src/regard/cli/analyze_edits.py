@@ -87,7 +87,11 @@ def print_effect(console: Console, effect: EditResult) -> None:
 
 
 def as_data(effect: EditResult) -> dict[str, Any]:
-    """The difference as JSON."""
+    """The difference as JSON, with the edit and the layers that it could not change (`left_out`).
+
+    Of a prediction it has the most probable tokens, with their probabilities, and the divergence in nats. Of a sentence
+    embedding it has the cosine, and changes as shares of the length of a state.
+    """
     data: dict[str, Any] = {"edit": json.loads(effect.edit.to_json())}
     data |= {"prediction": effect.kind, "tokens": effect.tokens, "left_out": effect.left_out}
     if effect.kind == SENTENCE:

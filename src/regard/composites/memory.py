@@ -26,7 +26,7 @@ class SegmentMemory(Composite):
 
     The sum over the keys of a segment is added to a state of W E numbers, which all queries of the next segment read,
     so time is linear in the length (Munkhdalai et al. 2024, arXiv:2404.07143, eq. 3 and 4). In the first segment the
-    weights are 0. No engine runs it.
+    weights are 0. `features` is phi; None is that of `FeatureScore`. No engine runs it.
 
     >>> import torch, regard as rg
     >>> x = torch.zeros(1, 1, 4, 8)

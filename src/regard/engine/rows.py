@@ -91,7 +91,7 @@ def recomputed_statistic(
 
 
 class StatisticBuffer:
-    """The row statistics of all blocks in tensors of all rows.
+    """The row statistics of all blocks in tensors of all rows, (`num_entries`, H, `num_rows`, ...).
 
     The tensors are allocated at the first block. Small tensors that outlive a block would fill the gaps of its
     large tensors, and the heap would grow with every block.

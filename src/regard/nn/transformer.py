@@ -100,6 +100,8 @@ class TransformerConfig:
 class Encoder(nn.Module):
     """A stack of encoder layers, as in BERT. A stack of pre-norm layers ends with a final norm.
 
+    With an `embedding` it reads ids (B, n), without one vectors (B, n, C).
+
     >>> import torch, regard as rg
     >>> encoder = rg.nn.TransformerConfig(16, num_heads=2).encoder(layers=2, vocab_size=50)
     >>> encoder(torch.tensor([[4, 8, 3, 0]]), rg.padding([3])).shape
@@ -142,6 +144,8 @@ class DecoderCache:
 @checked
 class Decoder(nn.Module):
     """A stack of decoder layers. Without cross-attention it is a language model, as GPT.
+
+    With an `embedding` it reads ids (B, n), without one vectors (B, n, C).
 
     >>> import torch, regard as rg
     >>> decoder = rg.nn.TransformerConfig(16, num_heads=2).decoder(layers=2, vocab_size=50, cross=False)

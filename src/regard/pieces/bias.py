@@ -211,8 +211,8 @@ class T5Bias(nn.Module, AdditiveBias):
 class ShawBias(nn.Module, AdditiveBias):
     """q_i . a_{clip(j - i)} / sqrt(D): learned keys for distances (Shaw et al. 2018, arXiv:1803.02155, eq. 5).
 
-    Distances beyond `reach` share the vector of `reach`. Each query is multiplied once with all 2 reach + 1 vectors; a
-    tile only selects among the products.
+    Distances beyond `reach` share the vector of `reach`. `scale` takes the place of 1 / sqrt(D), if it is given. Each
+    query is multiplied once with all 2 reach + 1 vectors; a tile only selects among the products.
 
     >>> import torch, regard as rg
     >>> q, k = torch.randn(1, 1, 5, 4), torch.zeros(1, 1, 5, 4)
@@ -259,8 +259,9 @@ class ShawBias(nn.Module, AdditiveBias):
 class TransformerXLBias(nn.Module, AdditiveBias):
     """(u.k_j + (q_i + v).W r_{i-j}) / sqrt(D) (Dai et al. 2019, arXiv:1901.02860, section 3.3, terms b, c and d).
 
-    r is sinusoidal. W, u and v are learned, one for each head. With the score `Dot()` the sum of score and bias is the
-    paper's. A tile projects only its own distances, so no n x n tensor is kept.
+    r is sinusoidal, with frequencies `base`^(-2m / D). W, u and v are learned, one for each head. With the score
+    `Dot()` the sum of score and bias is the paper's. A tile projects only its own distances, so no n x n tensor is
+    kept.
 
     >>> import torch, regard as rg
     >>> bias = rg.biases.TransformerXLBias(num_heads=2, head_dim=8)

@@ -23,7 +23,7 @@ RETRIES = 3
 
 
 class Worker:
-    """A process that holds the model and measures documents."""
+    """A process that holds the model of a corpus run (`key`) and measures documents with this number of threads."""
 
     def __init__(self, key: CorpusKey, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -44,7 +44,8 @@ class NoAnswer(Exception):
 class Answers:
     """Answers the paths above with bytes, for the texts of `sheets` and those that a reader types for `model`.
 
-    Typed texts have the numbers after those of `sheets`. Parts of a path are texts, which `number` checks.
+    `story` is the tour that the page plays, or None. Typed texts have the numbers after those of `sheets`. Parts of a
+    path are texts, which `number` checks.
     """
 
     def __init__(self, sheets: list[Sheet], model: LiveModel | None = None, story: Story | None = None) -> None:

@@ -63,7 +63,8 @@ class WatchedCalls(WatchedAttention):
     """The maps of the calls of a block, by their numbers: `seen[0]` is that of the first call.
 
     `names` has the number and the line of each call, and `missing` the calls without a map. With `keep_calls` only the
-    newest calls are kept, under their numbers; `num_calls` counts all.
+    newest calls are kept, under their numbers; `num_calls` counts all. The other arguments are those of
+    `WatchedAttention`.
     """
 
     def __init__(

@@ -73,6 +73,8 @@ class Generation(WatchedAttention):
       at that step, so its weights differ a little from those of one pass over the whole text.
     - Without a cache every step is a pass over the whole text. The last pass of each sequence is its map.
 
+    `record` has the passes of the generation, and `part` the tokens that are shown, None for all.
+
     >>> import torch, transformers, regard as rg
     >>> sizes = {"n_layer": 2, "n_head": 2, "n_embd": 8, "vocab_size": 20, "bos_token_id": 0, "eos_token_id": None}
     >>> model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()

@@ -271,8 +271,9 @@ class JoinedHeads:
     """The inputs of the output projections of attention modules, in the order of their calls.
 
     A gate or a norm between the weighted values and the projection is part of this input, so its slices times the
-    slices of the matrix are what the heads write into the residual stream. `layers` has the projection of each module,
-    and `without` the reason why that of a module is not known, or not any more.
+    slices of the matrix are what the heads write into the residual stream. `attending` are the attention modules of the
+    model by path. `layers` has the projection of each of them, and `without` the reason why that of a module is not
+    known, or not any more.
     """
 
     def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:
@@ -385,8 +386,9 @@ BETWEEN = (
 class KeptParts:
     """What a watch with keep="qkv" keeps beside values: inputs of output projections, and the end of the stream.
 
-    `gates` has those of each call (`keep_gates`). `trusted` are modules of transformers, whose heads are known to stand
-    one after the other in the input of the projection; for others it is tested.
+    `attending` are the attention modules of the model by path. `gates` has those of each call (`keep_gates`). `trusted`
+    are modules of transformers, whose heads are known to stand one after the other in the input of the projection; for
+    others it is tested.
     """
 
     def __init__(self, model: nn.Module, attending: Mapping[str, nn.Module]) -> None:

@@ -123,6 +123,9 @@ class WatchedAttention(HoldsMaps):
 
     Rows without any allowed key (padding) are zeros, whatever the backend returns there.
 
+    A watcher makes it, and fills its arguments while the model runs: `parts`, the calls of each module by path; the
+    reasons of `missing`; and `order`, the paths in the order of the model. `verified` says whether calls are verified.
+
     >>> import torch, regard as rg
     >>> encoder = rg.nn.TransformerConfig(8, num_heads=2).encoder(layers=2).eval()
     >>> with rg.watch(encoder) as seen:

@@ -272,7 +272,7 @@ def mask_of(weights: Tensor) -> Attention:
 
 
 class _SoftmaxCatcher(TorchFunctionMode):
-    """Traces the softmaxes of a run, changed as edits changed them."""
+    """Traces the softmaxes of a run, changed as edits changed them: by the functions `changes`, by softmax number."""
 
     def __init__(self, changes: dict[int, Callable[..., Tensor]]) -> None:
         super().__init__()

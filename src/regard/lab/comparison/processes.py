@@ -45,7 +45,7 @@ Start = Callable[[list[str], Path], Process]
 
 
 class LocalProcess:
-    """A process on this machine. Its output is read from a pipe; its errors are appended to `log`."""
+    """A local process that runs `command`. Its output is read from a pipe; its errors are appended to `log`."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         with log.open("ab") as errors:

@@ -32,6 +32,10 @@ EMBEDDING_STD = 0.3
 class RecurrentTranslator(Translator):
     """The common part of recurrent encoder-decoders: embeddings, the encoder, and the cells of the decoder.
 
+    `source_size` and `target_size` are the numbers of tokens of the vocabularies, and `width` is that of embeddings and
+    states. `cell` is "lstm" or "gru". With `bidirectional` the encoder reads in both directions, each with half of the
+    width.
+
     The lowest cell of the decoder has two inputs. `input_width` is the width of the input that is known for all steps
     before decoding; `feed_width` that of the input from the previous step. `dropout` acts on outputs and between
     layers. `embedding_dropout` acts on embeddings. It is 0 by default, because it slows a short training most.
@@ -139,7 +143,8 @@ class RecurrentAttentionTranslator(RecurrentTranslator):
     """The common part of recurrent decoders with attention: `bridge` attends, and steps run one after the other.
 
     A subclass defines one step, and the decoder's output from the results of steps. `sizes` are the positional
-    arguments of `RecurrentTranslator`, the third is the width.
+    arguments of `RecurrentTranslator`, the third is the width. `bridge_heads` is the number of heads of the attention,
+    and `feed_width` the width of what a step hands to the next one.
     """
 
     cross_attention = "bridge"

@@ -75,7 +75,8 @@ class TrainingLoop(LightningModule):
 
     The training loss is the sum of losses / number of target tokens, both over all batches of the update in all
     processes. So it does not depend on how the pairs are distributed. The optimizer is Adam with the betas of the
-    Transformer's paper, 0.9 and 0.98.
+    Transformer's paper, 0.9 and 0.98. `on_step` is called after every update with the progress. `resume` is the file of
+    a saved state from which the training goes on; None begins a new one.
     """
 
     averaging: Averaging
