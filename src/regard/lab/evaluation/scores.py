@@ -342,7 +342,8 @@ def _range(place: int) -> str:
 def _buckets(counts: Tensor, values: Sequence[float], label: Callable[[float], tuple[int, str]]) -> tuple[Bucket, ...]:
     """BLEU of groups of sentences: `label` gives the (place, text) of the group of a value.
 
-    `counts` (N, 10) are the counts of n-grams of each sentence, and `values` (N,) its length or similarity.
+    `counts` are the `bleu_counts` of the sentences, (N, 10) in float64, and `values` (N,) are their lengths or
+    similarities. Groups are in the order of their places, and empty ones are left out.
     """
     if len(values) != len(counts):
         raise RegardError(f"score: {len(values)} similarities for {len(counts)} sentences. Give one for each sentence.")
