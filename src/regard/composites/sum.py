@@ -187,6 +187,7 @@ class Sum(Composite):
         return union([part.mask for part in self.parts])  # type: ignore[misc]
 
     def prepare(self, call: CompositeCall) -> PreparedParts:
+        """Each part attends with its queries and keys to the same values; the outputs are added with their factors."""
         factors = self.factors(call.tensors)
         _check_number("Sum", factors, len(self.parts))
         parts = [

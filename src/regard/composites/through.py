@@ -40,6 +40,7 @@ class ThroughLatents(Composite):
         self.latents = nn.Parameter(torch.randn(num_heads, num_latents, head_dim))
 
     def prepare(self, call: CompositeCall) -> PreparedParts:
+        """Latents read the tokens, and queries read the latents: their values are the output of the first part."""
         H, M, D = self.latents.shape
         B, heads, I, head_dim = call.query.shape
         if (heads, head_dim) != (H, D):

@@ -92,6 +92,10 @@ class DecodingStep(NextToken):
     def of(
         attention: Attention, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor | None
     ) -> DecodingStep | None:
+        """The step of a softmax of dot products without encoding, bias and sink, whose mask is a range of distances.
+
+        Other pieces, tensors of the pieces and gradients have no step: the result is None.
+        """
         if tensors or (torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))):
             return None
         mask, softmax = attention.mask, attention.normalizer.as_softmax
@@ -137,6 +141,7 @@ class RecurrentStep(NextToken):
     def of(
         attention: Attention, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor | None
     ) -> RecurrentStep | None:
+        """The step of a transition without encoding, for one new key, if the cache has a state; else None."""
         if attention.transition is None or attention.position is not None or key.shape[2] != 1:
             return None
         sizes = Sizes.of(query, key, value)

@@ -58,6 +58,7 @@ class LinearEngine(Engine):
         return None
 
     def run(self, problem: Problem) -> Result:
+        """Averages by sums over keys, after those of earlier keys (`problem.state`); keys that are hidden count 0."""
         is_causal, key_mask = split(problem.attention.mask) or (False, None)
         prepared = problem.prepared
         query, key, value = in_one_dtype(*map(at_least_float32, (prepared.query, prepared.key, problem.value)))

@@ -45,6 +45,7 @@ class PagedKeys:
         self._check_lengths()
 
     def _check_lengths(self) -> None:
+        """Refuse lengths below 0, and those that need more pages than the table has for a text."""
         size, most = self.pages.shape[1], self.table.shape[1]
         longest = int(self.lengths.max()) if len(self.lengths) else 0
         if len(self.lengths) and int(self.lengths.min()) < 0:

@@ -164,6 +164,7 @@ class MultiHeadLatentAttention(Attends):
         return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)
 
     def _check(self, x: Tensor, form: str) -> None:
+        """Refuse inputs of another width, an unknown `form`, and a call inside `Ring.as_default`."""
         embed_dim = self.latent.in_features
         if x.ndim != 3 or x.shape[-1] != embed_dim:
             raise RegardError(

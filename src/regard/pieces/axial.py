@@ -154,6 +154,7 @@ class AxialRoPE(Encoding):
         return torch.cat((rotated, x[..., head_dim:]), -1) if head_dim < x.shape[-1] else rotated
 
     def _check_coordinates(self, coordinates: Tensor) -> None:
+        """Refuse coordinates that are not integers (axes, tokens) or (batch, axes, tokens) of all axes of the pairs."""
         shape, dtype = tuple(coordinates.shape), coordinates.dtype
         if coordinates.ndim not in (2, 3) or dtype.is_floating_point or dtype == torch.bool:
             raise RegardError(

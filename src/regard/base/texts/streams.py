@@ -76,6 +76,7 @@ def utf8_stream(stream: Any, name: str, operation: str) -> io.BufferedReader:
 
 
 def _check_text(head: bytes, name: str, operation: str) -> None:
+    """Refuse a file whose first bytes, `head`, are those of another format, or hold a zero byte."""
     kinds = [kind for magic, kind in NOT_TEXT.items() if head.startswith(magic)]
     if head[257:262] == b"ustar":
         kinds.append("a tar archive")
@@ -102,6 +103,7 @@ class _Reader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Fill the buffer with the next bytes, and return their number; 0 at the end."""
         try:
             data = self._read(len(buffer))
         except RegardError:
@@ -175,6 +177,7 @@ class _Frames:
         self._frame: Any = None
 
     def decompress(self, data: bytes) -> bytes:
+        """The content of the next bytes of a file, which may end inside of a frame. No bytes mean the end."""
         if not data and self._frame is not None:
             raise EOFError("the end of a frame is missing")
         parts = []

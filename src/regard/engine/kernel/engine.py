@@ -80,6 +80,7 @@ class Kernel(Engine):
         return Result(output, (logsumexp,))
 
     def cost(self, problem: Problem) -> Cost:
+        """The pairs of the tiles, and the bytes of packed keys or partial rows, mask and log-sum-exp."""
         s, terms = problem.sizes, KernelProblem.of(problem)
         layout, width = terms.layout, problem.prepared.key.shape[-1]
         pairs = layout.num_pairs * s.H
@@ -98,6 +99,7 @@ class Kernel(Engine):
         return {name: problem.plan_cache[name] for name in names if name in problem.plan_cache}
 
     def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result | None] | None:
+        """The call of the kernel alone; with gradients its result is None if a row is coarse, which needs a plan."""
         terms = KernelProblem.of(problem)
         inputs, setting = terms.inputs(), terms.setting()
         if inputs.clipped is not None or terms.layout.num_bytes > PLANNED_BYTES:

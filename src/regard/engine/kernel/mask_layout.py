@@ -124,6 +124,7 @@ class Layout:
         return self._new_tables()
 
     def _new_tables(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The tables of `tables`, computed anew."""
         tiles, segments, parts, used = [], [], [], MARGIN  # the bytes begin after a margin, which kernels may read
         for tile in self.tiles:
             first_segment = len(segments)

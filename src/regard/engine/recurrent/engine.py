@@ -36,6 +36,7 @@ class RecurrentEngine(Engine):
         return Result(output.to(problem.value.dtype), None, last)
 
     def cost(self, problem: Problem) -> Cost:
+        """The pairs of tokens inside chunks, their products and those of states, and the factors of the chunks."""
         s, steps = problem.sizes, problem.prepared.steps
         assert steps is not None
         chunk = min(CHUNK, s.J) if s.J > FEW else 1

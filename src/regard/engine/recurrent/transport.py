@@ -139,9 +139,9 @@ class Transport:
         return (of_keys - of_erase @ chunks.erased[0].tril(-1)).tril(), query - of_erase @ chunks.addresses
 
     def few_rows(self, rows: Tensor, until: int) -> Tensor | None:
-        """Weights (B, H, R, J) of few queries on tokens from `until` on, by the compiled kernels, without factors.
+        """Weights (B, H, R, J) of few queries by the compiled kernels, without factors; 0 on tokens before `until`.
 
-        `rows` are ascending indices of queries, on the host. None where the kernels cannot run.
+        Those are not computed. `rows` are ascending indices of queries, on the host. None where the kernels cannot run.
         """
         steps, tokens = self.steps, rows + self.first
         is_plain = self.kind == Kind() and steps.erase is None and steps.query.device.type == "cpu"

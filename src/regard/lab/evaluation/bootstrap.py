@@ -20,8 +20,8 @@ RESAMPLES = 1000
 def bleu_counts(hypotheses: Sequence[str], references: Sequence[str], tokenizer: str | None = None) -> Tensor:
     """The counts of every sentence for BLEU, (N, 10) in float64; `bleu` of their sum is the BLEU of the corpus.
 
-    `NUM_COUNTS` says what they are. `tokenizer` is one of sacrebleu's; None chooses by the script of the references (see
-    `bleu_tokenizer`).
+    `NUM_COUNTS` says what they are. `tokenizer` is one of sacrebleu's; None chooses by the script of the references
+    (see `bleu_tokenizer`).
     """
     check_sentences("bleu_counts", hypotheses, references)
     metric = bleu_metric(tokenizer or bleu_tokenizer(references), effective_order=True)
