@@ -319,7 +319,10 @@ def named_lines(table: RoleTable) -> Iterator[Text]:
 
 
 def _nearby_lines(reading: TextReading) -> Iterator[Text]:
-    """One line: the head with most weight on each token of `NEARBY`, not counting the first token."""
+    """One line: the head with most weight on each token of `NEARBY`, not counting the first token.
+
+    None if no head has at least `LABEL` of its weight there. The reading has a whole text as queries and keys.
+    """
     best = [(target, max(nearby_shares(reading, name))) for name, target in NEARBY.items()]
     clauses = [((h.name, "bold"), f"{100 * h.value:.0f} %", target) for target, h in best if h.value >= LABEL]
     if clauses:

@@ -211,7 +211,8 @@ class HeadValue(NamedTuple):
 def nearby_shares(reading: TextReading, name: str) -> Iterator[HeadValue]:
     """A statistic of `NEARBY` for every head, over the queries whose target exists and is not the first token.
 
-    The statistic is a mean over all queries, so the weight of the query whose target is the first token is subtracted.
+    The queries of the reading must be all its tokens, not the last ones after a cache. The statistic is a mean over all
+    queries, so the weight of the query whose target is the first token is subtracted.
     """
     count = len(reading.profile.query_tokens)
     query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token; none for "next"
