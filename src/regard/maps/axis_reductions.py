@@ -20,7 +20,11 @@ QUERY, KEY = 2, 3
 
 
 class Reducible(Protocol):
-    """What this file needs of a map."""
+    """What this file needs of a map.
+
+    `_parts` yields the queries (axis 2) or keys (axis 3) as indices, in parts whose weights fit in the workspace: one
+    empty part if there are none. `_within_budget` refuses a result of too many bytes.
+    """
 
     is_signed: Any
 

@@ -55,7 +55,13 @@ class LiveRows:
 
 
 class Readable(Protocol):
-    """What this file needs of a map."""
+    """What this file needs of a map.
+
+    `live_rows` are its rows as a function of tensors in the graph. `reduction_states` and `_indexed` read it without a
+    graph: states of reductions, and the weights of queries and keys by index. `_row_blocks` cuts the queries into
+    ranges, with the keys that some or all of them may attend to, and `_spans` asks the mask for such keys: `question`
+    is "any_allowed" or "all_allowed". `_row_bytes` is the memory of one row of every batch entry and head.
+    """
 
     is_signed: ClassVar[bool]
     has_shares: ClassVar[bool]
