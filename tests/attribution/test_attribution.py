@@ -279,6 +279,16 @@ def test_layers_are_chosen_as_in_watch():
     assert list(relevance) == [whole.names[1]]
 
 
+def test_an_attribution_is_a_mapping_and_names_a_layer_that_it_has_not():
+    found = rg.attribute(built("GPT2LMHeadModel"), text("GPT2LMHeadModel"), 9, test=False)
+    first, last = found.names[0], found.names[-1]
+    assert found[0] is found[first] is found.get(first) and found[-1] is found[last]
+    assert found.get("nothing") is None and found.get(len(found), 3) == 3
+    for layer in (len(found), "nothing", True, slice(0, 1), [0], None):
+        with pytest.raises(rg.RegardError, match=r"^attribution\["):
+            found[layer]
+
+
 def test_a_class_is_found_by_its_name_with_and_without_a_tokenizer():
     """A tokenizer splits names of classes, and knows some as tokens whose ids are no classes."""
     vocabulary = {"<unk>": 0, "good": 1, "LABEL_1": 2, **{f"w{n}": n for n in range(3, V)}}

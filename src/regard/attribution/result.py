@@ -13,6 +13,7 @@ from regard.attribution.faithfulness import FaithfulnessCurves
 from regard.attribution.request import INPUT
 from regard.base.errors import RegardError, nearest
 from regard.base.upper_layers import upper_layer
+from regard.hf.capture.captured_calls import NotCaptured
 from regard.maps import AttentionMap, TopLinks
 
 #: Tokens named in a printed attribution.
@@ -66,16 +67,18 @@ class Attribution(Mapping[str, AttentionMap]):
         return list(self.maps)
 
     def __getitem__(self, layer: str | int) -> AttentionMap:
-        """The map of a module path, or of the number of an attention in the order of the run."""
+        """The map of a module path, or of the number of an attention in the order of the run.
+
+        `NotCaptured`, which is a KeyError too, if there is none.
+        """
         if isinstance(layer, int) and not isinstance(layer, bool):
             if not -len(self.names) <= layer < len(self.names):
-                raise RegardError(f"attribution[{layer}]: there are {len(self.names)} maps, numbered from 0.")
+                raise NotCaptured(f"attribution[{layer}]: there are {len(self.names)} maps, numbered from 0.")
             layer = self.names[layer]
-        if layer not in self.maps:
-            reason = (
-                f"it has no map: {self.missing[layer]}" if layer in self.missing else nearest(str(layer), self.names)
-            )
-            raise RegardError(f"attribution[{layer!r}]: {reason}")
+        if not isinstance(layer, str) or layer not in self.maps:
+            missing = self.missing.get(str(layer))
+            reason = nearest(str(layer), self.names) if missing is None else f"it has no map: {missing}"
+            raise NotCaptured(f"attribution[{layer!r}]: {reason}")
         return self.maps[layer]
 
     def __iter__(self) -> Iterator[str]:

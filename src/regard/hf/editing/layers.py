@@ -16,8 +16,9 @@ from regard.hf.editing.recurrent_layers import is_editable
 class EditableLayers:
     """Attention modules and recurrent layers. A sweep reads them once for all its runs.
 
-    `names` has the path of every module. `observed` are all attention modules and recurrent layers, `editable` those
-    that some edit could change: the attention modules `attending`, and `recurrent`.
+    Their paths know the number of their layer (`LayerPath`). `names` has the path of every module. `observed` are all
+    attention modules and recurrent layers, `editable` those that some edit could change: the attention modules
+    `attending`, and `recurrent`.
     """
 
     names: dict[nn.Module, str]
