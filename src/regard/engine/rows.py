@@ -78,7 +78,10 @@ def with_remainder(
 def recomputed_statistic(
     attention: Attention, prepared: Prepared, positions: Positions, grid: Grid, rows: Tensor
 ) -> RowStatistic:
-    """The statistic of the rows at these indices (on the host), from the scores of all keys they may attend to."""
+    """The statistic of the rows at these ascending indices (on the host), from all scores of keys they may attend to.
+
+    There is at least one row, and each of them may attend to a key.
+    """
     first, last = int(rows[0]) + positions.start, int(rows[-1]) + positions.start
     mask, keys = attention.mask, Spans.of((0, grid.key.numel()))
     if mask is not None:
