@@ -274,6 +274,14 @@ def test_a_role_is_told_if_it_was_earned():
     assert card(told(reading()), "previous")["state"] == {"view": "head", "layer": 1, "head": 1}
 
 
+@pytest.mark.parametrize("kind", ["subject", "retrieval", "alignment"])
+def test_roles_that_are_not_of_a_text_alone_have_no_card_of_their_own(kind):
+    """Those of `syntax_roles`, `retrieval_roles` and `alignment_roles`, which a user may give to a reading."""
+    earned = [Role("induction", 4, 0, 0.62, 0.08, True, 0.05, 40), Role(kind, 4, 1, 0.9, 0.1, True, 0.05, 40)]
+    text = of(drawn(2), roles=earned)
+    assert card(text, kind) is None and card(text, "induction") is not None
+
+
 def test_heads_are_alike_only_query_by_query():
     varied = drawn(1, seed=5, concentration=0.3)[0]
     text = of([drawn(1)[0], varied, 0.98 * varied + 0.02 / N])

@@ -334,8 +334,11 @@ def important(reading: TextReading) -> Iterator[Card]:
 
 
 def content_role(reading: TextReading) -> Iterator[Card]:
-    """The head whose role exceeds most what it scores on shuffled words and by chance."""
-    yield from _role(reading, CONTENT, lambda role: role.score - max(role.null, role.chance))
+    """The head whose role exceeds most what it scores on shuffled words and by chance.
+
+    Roles without a title here, such as those of `syntax_roles`, are not of one text alone.
+    """
+    yield from _role(reading, CONTENT & TITLES.keys(), lambda role: role.score - max(role.null, role.chance))
 
 
 def position_role(reading: TextReading) -> Iterator[Card]:
