@@ -47,6 +47,12 @@ def test_links_of_a_translator_are_weights_times_their_gradients():
     assert relevance.tokens().shape == (1, 5) and bool((relevance.tokens() >= 0).all())
 
 
+@pytest.mark.parametrize("inputs", [5, [SOURCE], [SOURCE, TARGET, TARGET], SOURCE, "ab", {"source": SOURCE}])
+def test_a_translator_reads_a_source_and_a_target(inputs):
+    with pytest.raises(rg.RegardError, match=r"attribute: a translator reads two tensors of ids"):
+        rg.attribute(translator(num_heads=4), inputs, 9)
+
+
 def test_a_translator_without_a_source_token_is_one_that_pads_it():
     model = translator(num_heads=4)
     test = rg.faithfulness(model, (SOURCE, TARGET), torch.tensor([0.0, 3, 1, 2, 0]), 9, points=4)

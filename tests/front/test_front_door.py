@@ -254,7 +254,7 @@ def test_wrong_tokens_are_named_by_the_call_that_took_them(seen):
             call(*given)
 
 
-@pytest.mark.parametrize("wrong", [(), [None, None], "weights", [torch.ones(3)], {"a": 1}, ["a", "b"]])
+@pytest.mark.parametrize("wrong", [(), [[]], [None, None], "weights", [torch.ones(3)], {"a": 1}, ["a", "b"]])
 def test_what_are_no_weights_is_refused_in_words(wrong):
     with pytest.raises(rg.RegardError, match="show"):
         rg.show(wrong)

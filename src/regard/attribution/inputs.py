@@ -165,8 +165,13 @@ def check_tokenizer(model: nn.Module, tokenizer: Any, operation: str) -> None:
 
 def _pair(inputs: Any, operation: str) -> dict[str, Any]:
     """The source and the target of a translator, by name. They are given so, or as a pair of tensors."""
-    given = dict(inputs) if isinstance(inputs, Mapping) else dict(zip((SOURCE, TARGET), inputs, strict=False))
-    if set(given) != {SOURCE, TARGET} or not all(isinstance(ids, Tensor) for ids in given.values()):
+    is_pair = isinstance(inputs, tuple | list) and len(inputs) == 2
+    given = dict(zip((SOURCE, TARGET), inputs, strict=True)) if is_pair else inputs
+    if (
+        not isinstance(given, Mapping)
+        or set(given) != {SOURCE, TARGET}
+        or not all(isinstance(ids, Tensor) for ids in given.values())
+    ):
         raise RegardError(
             f"{operation}: a translator reads two tensors of ids: {{'source': (B, S), 'target': (B, T)}}, where the "
             "target begins with the start of sentence."

@@ -55,7 +55,7 @@ def _layers(attentions: Any) -> Sequence[Any]:
         layers = list(attentions)
         if layers and all(isinstance(layer, str) for layer in layers):
             raise RegardError("show: the first argument is a list of texts. Weights come first: show(weights, tokens).")
-        if layers and all(isinstance(layer, list | tuple) for layer in layers) and hasattr(layers[0][0], "shape"):
+        if layers and all(isinstance(layer, list | tuple) and layer and hasattr(layer[0], "shape") for layer in layers):
             raise RegardError(
                 "show: these are the weights of each step of a generation. One map of the whole text is "
                 "seen.generation, after `with rg.watch(model, tokenizer) as seen: model.generate(...)`: "
