@@ -320,6 +320,14 @@ def test_the_recurrent_encoder_is_torchs_packed_one(kind, layers):
     close(final, torch.cat((last[-2], last[-1]), -1))
 
 
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+@pytest.mark.parametrize("lengths", [[5, 3], [3, 5], [-1, 3], [3], [[3], [3]], [3.0, 2.0], [True, False]], ids=str)
+def test_lengths_that_are_not_those_of_the_rows_are_refused(lengths, kind):
+    """A length beyond the row would read the vectors of the next one."""
+    with pytest.raises(rg.RegardError, match=r"^RecurrentEncoder: lengths are"):
+        RecurrentEncoder(6, 8, 1, kind)(torch.randn(2, 3, 6), torch.tensor(lengths))
+
+
 def test_unknown_cells_and_odd_widths_are_refused():
     with pytest.raises(rg.RegardError, match="'lstm'"):
         Cell(4, 4, kind="lstn")

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError, nearest
+from regard.base.shapes import has_numbers
 from regard.nn.dropout import Dropout
 
 #: The state of one cell: (h, c) of an LSTM, (h,) of a GRU; (B, C) each.
@@ -64,8 +65,10 @@ class RecurrentEncoder(nn.Module):
         """(B, S, C) of `lengths` (B,) -> states (B, S, hidden_size), 0 in padding, and the last state (B, hidden_size).
 
         The last state is the forward state at the last token and the backward state at the first token, concatenated.
+        A row of length 0 has zeros. On a device lengths are not compared with S: the host would wait.
         """
         B, S = x.shape[:2]
+        _check_lengths(lengths, B, S)
         if 0 in (B, S):
             return x.new_zeros(B, S, self.hidden_size), x.new_zeros(B, self.hidden_size)
         places, first = torch.arange(S, device=x.device), torch.arange(0, B * S, S, device=x.device)
@@ -81,8 +84,22 @@ class RecurrentEncoder(nn.Module):
             x = torch.cat(states, -1)
         at_last = states[0].flatten(0, 1).index_select(0, first + (lengths - 1).clamp_min(0))
         final = [at_last, *(backward[:, 0] for backward in states[1:])]
-        # a row of length 0 has the last state 0
         return x * real[..., None].to(x.dtype), torch.cat(final, -1) * real[:, :1].to(x.dtype)
+
+
+def _check_lengths(lengths: Tensor, num_rows: int, most: int) -> None:
+    """Refuse lengths that are not integers (B,) from 0 to `most`: a longer one would read the next row."""
+    kind = lengths.dtype if isinstance(lengths, Tensor) else None
+    if kind is None or kind.is_floating_point or kind == torch.bool or lengths.shape != (num_rows,):
+        got = type(lengths).__name__ if kind is None else f"{kind} {tuple(lengths.shape)}"
+        raise RegardError(f"RecurrentEncoder: lengths are integers ({num_rows},), one for each row, got {got}.")
+    if num_rows and lengths.device.type == "cpu" and has_numbers(lengths):
+        least, greatest = map(int, lengths.aminmax())
+        if least < 0 or greatest > most:
+            raise RegardError(
+                f"RecurrentEncoder: lengths are from 0 to {most}, the length of a row, got {least} to {greatest}. "
+                "Give the number of real tokens of each row, with padding on the right."
+            )
 
 
 def _gathered(x: Tensor, places: Tensor) -> Tensor:

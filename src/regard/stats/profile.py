@@ -97,7 +97,7 @@ class LayerProfile:
         return len(self.received)
 
     def strongest(self, head: int, among: Sequence[int] | None = None) -> Link:
-        """The strongest link of a head, among all queries or the queries `among`.
+        """The strongest link of a head, among the queries `among`; among all of them if there are none in it.
 
         Queries with a single key are ignored, unless all have a single key: their weight is always 1.
         """
