@@ -11,6 +11,7 @@ from itertools import compress
 from numbers import Real
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -214,7 +215,7 @@ class KeptMasks:
             return _read(call, mask, sizes, num_keys)
         shape = mask.shape, mask.dtype, sizes.B, sizes.H, sizes.I, num_keys
         earlier = self._kept.get(shape)
-        if earlier is not None and torch.equal(earlier[0], mask):
+        if earlier is not None and _are_equal(earlier[0], mask):
             read = earlier[1]
             if read[0] is not None:
                 # a kept mask may be part of a kept plan: not at its first call, because many tensors come only once
@@ -241,6 +242,13 @@ class KeptMasks:
         """Whether the numbers of a mask can be compared now, and its copy is not too large."""
         is_plain = type(mask) is Tensor and mask.is_cpu and not mask.requires_grad and not is_transformed()
         return is_plain and has_numbers(mask) and mask.numel() * mask.element_size() <= self.MOST_BYTES
+
+
+def _are_equal(mask: Tensor, other: Tensor) -> bool:
+    """Whether two tensors of one shape and dtype have equal numbers; NumPy compares booleans in a fifth of the time."""
+    if mask.dtype is torch.bool:
+        return np.array_equal(mask.numpy(), other.numpy())
+    return torch.equal(mask, other)
 
 
 #: The masks of this process.

@@ -218,3 +218,17 @@ def test_gradients_under_a_cap_are_those_of_the_tangent(level):
     expected = torch.autograd.grad(attention(*exact, engine="dense").output, exact, along.double())
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("width", [16, 24])
+@pytest.mark.parametrize("learns", [False, True])
+def test_heads_are_neighbors_in_the_output_as_they_are_in_the_query(width, learns):
+    by_token = [torch.randn(2, 40, 4, size) for size in (16, 16, width)]
+    by_head = [t.transpose(1, 2).contiguous().requires_grad_(learns) for t in by_token]
+    attention = rg.Attention(mask=rg.causal())
+    for _ in range(3):  # the first call, the plan that is kept, its repetition
+        query, key, value = (t.transpose(1, 2).requires_grad_(learns) for t in by_token)
+        output = attention(query, key, value, engine="kernel").output
+        usual = attention(*by_head, engine="kernel").output
+        assert output.transpose(1, 2).is_contiguous() and usual.is_contiguous()
+        assert torch.equal(output, usual)

@@ -293,13 +293,22 @@ def forward(
 
     The output is written to `output`; by default to a new tensor in `dtype`, or in the dtype of the value.
     """
-    B, H, I, _ = inputs.query.shape
     if output is None:
-        dtype = inputs.value.dtype if dtype is None else dtype
-        output = torch.empty((B, H, I, inputs.value.shape[3]), dtype=dtype, device="cpu")
-    logsumexp = empty(B, H, I)
+        output = new_output(inputs.query, inputs.value, dtype)
+    logsumexp = empty(*inputs.query.shape[:3])
     run_in(*forward_call(setting, inputs, output, logsumexp))
     return output, logsumexp
+
+
+def new_output(query: Tensor, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Memory for the output (B, H, I, E), by default in the dtype of the value.
+
+    Heads are neighbors in memory if they are in the query, as in torch's kernel: a model joins them then without a copy.
+    """
+    (B, H, I, _), E, dtype = query.shape, value.shape[3], value.dtype if dtype is None else dtype
+    if query.stride(1) < query.stride(2):
+        return torch.empty((B, I, H, E), dtype=dtype, device="cpu").transpose(1, 2)
+    return torch.empty((B, H, I, E), dtype=dtype, device="cpu")
 
 
 def forward_call(
@@ -324,12 +333,12 @@ class RepeatedForward:
         self._template = setting.forward_template(*sizes, is_additive=inputs.direction is not None)
         self._call = inputs._replace(query=None, key=None, value=None).filled(setting.call(*sizes), setting)  # type: ignore[arg-type]
         self._library, self._is_float = setting.library, inputs.value.dtype is torch.float32
-        self._output_shape, self._rows_shape = (B, H, I, E), (B, H, I)
+        self._rows_shape = B, H, I
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, tuple[Tensor]]:
         """The output and the row statistic."""
         template, call = self._template, self._call.copy()
-        output = value.new_empty(self._output_shape)
+        output = new_output(query, value)
         logsumexp = value.new_empty(self._rows_shape) if self._is_float else empty(*self._rows_shape)
         call.point_to_vectors(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
         call.logsumexp = logsumexp.data_ptr()
