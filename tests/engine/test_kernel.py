@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import drawn
 import regard as rg
+from kernel_harness import stand_in
 from kernels import (
     LEVELS,
     at_level,
@@ -23,6 +24,7 @@ from kernels import (
 )
 from regard.base.shapes import Sizes
 from regard.engine.kernel import Kernel
+from regard.engine.kernel.running import run
 from regard.engine.problem import Problem
 from regard.reference import reference
 from rounding import FLOAT32, budget, unit_roundoff
@@ -232,3 +234,23 @@ def test_heads_are_neighbors_in_the_output_as_they_are_in_the_query(width, learn
         usual = attention(*by_head, engine="kernel").output
         assert output.transpose(1, 2).is_contiguous() and usual.is_contiguous()
         assert torch.equal(output, usual)
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_harness_can_stand_in_for_every_call(monkeypatch, learns):
+    """The emulated and the sanitized kernels (test_kernel_harness.py) miss no call that runs in another way."""
+    names = []
+
+    def counted(library, name, call, multiply_adds, *more):
+        names.append(name)
+        run(library, name, call, multiply_adds, *more)
+
+    stand_in(monkeypatch, counted)
+    tensors = [torch.randn(1, 2, 200, 8, requires_grad=learns) for _ in range(3)]
+    attention = rg.Attention(mask=rg.causal())
+    for _ in range(3):
+        output = attention(*tensors, engine="kernel").output
+        if learns:
+            output.sum().backward()
+    attention(*(t.detach()[:, :, -1:] if n == 0 else t.detach() for n, t in enumerate(tensors)), engine="kernel")
+    assert names == [*["forward", "backward"][: 1 + learns] * 3, "decode"]

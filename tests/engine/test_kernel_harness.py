@@ -17,7 +17,7 @@ import torch
 import build_kernels
 import regard as rg
 from exact_reductions import check, some_reductions
-from kernel_harness import Harness
+from kernel_harness import Harness, stand_in
 from kernels import additive
 from regard.engine.kernel import (
     attention,
@@ -82,8 +82,7 @@ def sanitized(tmp_path_factory):
 def harness(request, monkeypatch):
     harness = request.getfixturevalue(request.param)
     monkeypatch.setenv("REGARD_KERNEL", "baseline")
-    monkeypatch.setattr(attention, "run", harness)
-    monkeypatch.setattr(attention, "run_in", lambda workspace, *call: harness(*call[:3], 0, *call[3:]))
+    stand_in(monkeypatch, harness)
     harness.num_calls = 0
     return harness
 

@@ -7,10 +7,12 @@ import gc
 import struct
 import subprocess
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import pytest
 import torch
 
+from regard.engine.kernel import attention
 from regard.engine.kernel.structures import Pointers
 
 #: The order of `functions` in kernels/harness.c.
@@ -43,6 +45,12 @@ def counters_of(structures: tuple[Pointers, ...]) -> Iterator[tuple[int, int]]:
     """The same of the counters of calls, which are no tensors."""
     for units in (structure.units for structure in structures if hasattr(structure, "units")):
         yield ctypes.addressof(units), ctypes.sizeof(units)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, harness: Callable[..., None]) -> None:
+    """Let `harness` compute the forward and backward calls of the kernel engine, in place of `run`."""
+    monkeypatch.setattr(attention, "run", harness)
+    monkeypatch.setattr(attention, "run_in", lambda workspace, *call: harness(*call[:3], 0, *call[3:]))
 
 
 class Harness:

@@ -303,7 +303,7 @@ def forward(
 def new_output(query: Tensor, value: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Memory for the output (B, H, I, E), by default in the dtype of the value.
 
-    Heads are neighbors in memory if they are in the query, as in torch's kernel: a model joins them then without a copy.
+    Heads are neighbors in memory if they are in the query, as in torch's kernel: a model joins them without copies.
     """
     (B, H, I, _), E, dtype = query.shape, value.shape[3], value.dtype if dtype is None else dtype
     if query.stride(1) < query.stride(2):
