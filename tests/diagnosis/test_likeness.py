@@ -8,6 +8,7 @@ import re
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -208,9 +209,9 @@ def test_modules_that_keep_tensors_of_a_call_are_copied():
 
 
 class Positions(nn.Module):
-    def __init__(self):
+    def __init__(self, width=16):
         super().__init__()
-        angles = torch.arange(50)[:, None] * 10_000 ** (-torch.arange(0, 16, 2) / 16)
+        angles = torch.arange(50)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
         self.register_buffer("table", torch.stack((angles.sin(), angles.cos()), -1).flatten(1))
 
     def forward(self, x):
@@ -224,6 +225,62 @@ def test_positions_are_known_without_like():
     other.table += 0.5
     report = rg.check(other)
     assert report.ok is None and "seems to add positions" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("like", [None, "sinusoidal"])
+def test_positions_in_a_buffer_say_the_width(like):
+    assert rg.check(Positions(width=24), like=like).ok
+
+
+def table_in_numpy(exponent):
+    """A function that returns the table of positions, as courses write it; its base has this power of i / width."""
+
+    def positional_encoding(length, depth):
+        channels = np.arange(depth)[None]
+        table = np.arange(length)[:, None] / 10_000 ** (exponent * (channels // 2) / depth)
+        table[:, 0::2], table[:, 1::2] = np.sin(table[:, 0::2]), np.cos(table[:, 1::2])
+        return table
+
+    return positional_encoding
+
+
+def test_a_function_that_returns_a_table_of_positions_is_compared():
+    assert rg.check(table_in_numpy(2), like="sinusoidal").ok
+    (mistake,) = rg.check(table_in_numpy(4), like="sinusoidal").mistakes
+    assert mistake == "the exponent of the angles is 4 i / width in place of 2 i / width"
+    with pytest.raises(rg.RegardError, match="like='sinusoidal'"):
+        rg.check(table_in_numpy(2))
+
+
+class BroadcastState(nn.Module):
+    """Bahdanau's attention without a product of matrices, which runs with states (length, width) too."""
+
+    def __init__(self, squash=torch.tanh):
+        super().__init__()
+        self.W, self.U, self.v = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 1, bias=False)
+        self.squash = squash
+
+    def forward(self, decoder_state, encoder_outputs):
+        summed = self.W(decoder_state).unsqueeze(1) + self.U(encoder_outputs)
+        weights = self.v(self.squash(summed)).squeeze(-1).softmax(-1)
+        return (weights.unsqueeze(-1) * encoder_outputs).sum(1), weights
+
+
+@pytest.mark.parametrize("like", [None, "bahdanau"])
+def test_a_state_that_is_broadcast_over_the_keys_is_one_state(like):
+    report = rg.check(BroadcastState(), like=like)
+    assert report.ok and report.mechanism == "bahdanau", str(report)
+    assert rg.check(BroadcastState(nn.Identity()), like=like).mistakes == ("tanh is missing",)
+
+
+@pytest.mark.parametrize(("axis", "over"), [(0, "the queries"), (None, "everything together")])
+def test_one_vector_does_not_hide_a_softmax_over_the_queries(axis, over):
+    def attention(q, k, v):
+        scores = q @ k.T / np.sqrt(k.shape[-1])
+        weights = np.exp(scores - scores.max())
+        return weights / weights.sum(axis=axis, keepdims=True) @ v
+
+    assert rg.check(attention, like="scaled_dot_product").mistakes == (f"the softmax is over {over}",)
 
 
 def test_luongs_dot_score_of_a_decoder_needs_no_factor():
