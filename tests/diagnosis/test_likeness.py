@@ -137,6 +137,23 @@ def test_one_head_has_no_output_projection(name):
     assert rg.check(OneHead("causal" in name), like="multi_head").ok is None
 
 
+class Swapped(OneHead):
+    """The matrix named for the values makes the keys, and that named for the keys makes the values."""
+
+    def forward(self, x):
+        scores = self.query(x) @ self.value(x).mT * self.factor
+        if self.is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0]).tril() == 0, -torch.inf)
+        return scores.softmax(-1) @ self.key(x)
+
+
+@pytest.mark.parametrize("name", ["self_attention", "causal_self_attention"])
+def test_projections_of_one_head_that_are_swapped_are_named(name):
+    head = Swapped("causal" in name)
+    head.key, head.value = nn.Linear(16, 12), nn.Linear(16, 8)
+    assert rg.check(head, like=name).mistakes == ("the projections of key and value are swapped",)
+
+
 class Decoder(nn.Module):
     """A layer of torch, with a causal mask in float32 or without one."""
 

@@ -162,7 +162,7 @@ def likeness(
 def _equal(way: Way, reference: Reference) -> Likeness:
     """All numbers are equal; with heads, the names of the matrices may still say otherwise."""
     text = f"All numbers are those of {reference.name}{way.text}"
-    swapped = swapped_names(way.matrices) if reference.has_heads else ""
+    swapped = swapped_names(way.matrices) if "value" in way.matrices else ""
     if swapped:
         return Likeness(_wrong(f"{text}, and the names say otherwise.", swapped), way.case.caller)
     return Likeness(CheckFinding("steps", "right", f"{text}."), way.case.caller)
