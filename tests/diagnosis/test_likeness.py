@@ -290,6 +290,22 @@ def test_a_state_that_is_broadcast_over_the_keys_is_one_state(like):
     assert rg.check(BroadcastState(nn.Identity()), like=like).mistakes == ("tanh is missing",)
 
 
+class LargestContext(nn.Module):
+    """Bahdanau's attention with a maximum in place of the weighted sum; its matrices do not keep the width."""
+
+    def __init__(self):
+        super().__init__()
+        self.W, self.U, self.v = nn.Linear(16, 12), nn.Linear(16, 12), nn.Linear(12, 1)
+
+    def forward(self, decoder_state, encoder_outputs):
+        weights = self.v((self.W(decoder_state.unsqueeze(1)) + self.U(encoder_outputs)).tanh()).softmax(1)
+        return (weights * encoder_outputs).amax(1), weights
+
+
+def test_right_weights_beside_a_wrong_output_have_no_false_cause():
+    assert rg.check(LargestContext(), like="bahdanau").mistakes == ("the step 'context' differs",)
+
+
 @pytest.mark.parametrize(("axis", "over"), [(0, "the queries"), (None, "everything together")])
 def test_one_vector_does_not_hide_a_softmax_over_the_queries(axis, over):
     def attention(q, k, v):
