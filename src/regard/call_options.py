@@ -270,7 +270,8 @@ def _four_axes(call: str, mask: Tensor, sizes: Sizes, num_keys: int) -> Tensor:
     whole = (sizes.B, sizes.H, sizes.I, num_keys)
     if mask.ndim == 4 and all(own in (1, size) for own, size in zip(mask.shape, whole, strict=True)):
         return mask
-    remedy = " A (batch, queries, keys) mask becomes mask[:, None]." if mask.ndim == 3 else ""
+    by_axis = " (batch, queries, keys) becomes mask[:, None], and (heads, queries, keys) becomes mask[None]."
+    remedy = by_axis if mask.ndim == 3 else ""
     raise RegardError(
         f"{call}(mask=...): the mask has shape {tuple(mask.shape)}. Expected {pairs} (queries, keys), {keys} (batch, "
         f"keys), or {whole} (batch, heads, queries, keys), where an axis may be 1.{remedy}"

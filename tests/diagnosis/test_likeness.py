@@ -8,6 +8,7 @@ import re
 import time
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -136,6 +137,23 @@ def test_one_head_has_no_output_projection(name):
     assert rg.check(OneHead("causal" in name), like="multi_head").ok is None
 
 
+class Swapped(OneHead):
+    """The matrix named for the values makes the keys, and that named for the keys makes the values."""
+
+    def forward(self, x):
+        scores = self.query(x) @ self.value(x).mT * self.factor
+        if self.is_causal:
+            scores = scores.masked_fill(torch.ones_like(scores[0]).tril() == 0, -torch.inf)
+        return scores.softmax(-1) @ self.key(x)
+
+
+@pytest.mark.parametrize("name", ["self_attention", "causal_self_attention"])
+def test_projections_of_one_head_that_are_swapped_are_named(name):
+    head = Swapped("causal" in name)
+    head.key, head.value = nn.Linear(16, 12), nn.Linear(16, 8)
+    assert rg.check(head, like=name).mistakes == ("the projections of key and value are swapped",)
+
+
 class Decoder(nn.Module):
     """A layer of torch, with a causal mask in float32 or without one."""
 
@@ -208,9 +226,9 @@ def test_modules_that_keep_tensors_of_a_call_are_copied():
 
 
 class Positions(nn.Module):
-    def __init__(self):
+    def __init__(self, width=16):
         super().__init__()
-        angles = torch.arange(50)[:, None] * 10_000 ** (-torch.arange(0, 16, 2) / 16)
+        angles = torch.arange(50)[:, None] * 10_000 ** (-torch.arange(0, width, 2) / width)
         self.register_buffer("table", torch.stack((angles.sin(), angles.cos()), -1).flatten(1))
 
     def forward(self, x):
@@ -224,6 +242,78 @@ def test_positions_are_known_without_like():
     other.table += 0.5
     report = rg.check(other)
     assert report.ok is None and "seems to add positions" in report.findings[0].evidence
+
+
+@pytest.mark.parametrize("like", [None, "sinusoidal"])
+def test_positions_in_a_buffer_say_the_width(like):
+    assert rg.check(Positions(width=24), like=like).ok
+
+
+def table_in_numpy(exponent):
+    """A function that returns the table of positions, as courses write it; its base has this power of i / width."""
+
+    def positional_encoding(length, depth):
+        channels = np.arange(depth)[None]
+        table = np.arange(length)[:, None] / 10_000 ** (exponent * (channels // 2) / depth)
+        table[:, 0::2], table[:, 1::2] = np.sin(table[:, 0::2]), np.cos(table[:, 1::2])
+        return table
+
+    return positional_encoding
+
+
+def test_a_function_that_returns_a_table_of_positions_is_compared():
+    assert rg.check(table_in_numpy(2), like="sinusoidal").ok
+    (mistake,) = rg.check(table_in_numpy(4), like="sinusoidal").mistakes
+    assert mistake == "the exponent of the angles is 4 i / width in place of 2 i / width"
+    with pytest.raises(rg.RegardError, match="like='sinusoidal'"):
+        rg.check(table_in_numpy(2))
+
+
+class BroadcastState(nn.Module):
+    """Bahdanau's attention without a product of matrices, which runs with states (length, width) too."""
+
+    def __init__(self, squash=torch.tanh):
+        super().__init__()
+        self.W, self.U, self.v = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 1, bias=False)
+        self.squash = squash
+
+    def forward(self, decoder_state, encoder_outputs):
+        summed = self.W(decoder_state).unsqueeze(1) + self.U(encoder_outputs)
+        weights = self.v(self.squash(summed)).squeeze(-1).softmax(-1)
+        return (weights.unsqueeze(-1) * encoder_outputs).sum(1), weights
+
+
+@pytest.mark.parametrize("like", [None, "bahdanau"])
+def test_a_state_that_is_broadcast_over_the_keys_is_one_state(like):
+    report = rg.check(BroadcastState(), like=like)
+    assert report.ok and report.mechanism == "bahdanau", str(report)
+    assert rg.check(BroadcastState(nn.Identity()), like=like).mistakes == ("tanh is missing",)
+
+
+class LargestContext(nn.Module):
+    """Bahdanau's attention with a maximum in place of the weighted sum; its matrices do not keep the width."""
+
+    def __init__(self):
+        super().__init__()
+        self.W, self.U, self.v = nn.Linear(16, 12), nn.Linear(16, 12), nn.Linear(12, 1)
+
+    def forward(self, decoder_state, encoder_outputs):
+        weights = self.v((self.W(decoder_state.unsqueeze(1)) + self.U(encoder_outputs)).tanh()).softmax(1)
+        return (weights * encoder_outputs).amax(1), weights
+
+
+def test_right_weights_beside_a_wrong_output_have_no_false_cause():
+    assert rg.check(LargestContext(), like="bahdanau").mistakes == ("the step 'context' differs",)
+
+
+@pytest.mark.parametrize(("axis", "over"), [(0, "the queries"), (None, "everything together")])
+def test_one_vector_does_not_hide_a_softmax_over_the_queries(axis, over):
+    def attention(q, k, v):
+        scores = q @ k.T / np.sqrt(k.shape[-1])
+        weights = np.exp(scores - scores.max())
+        return weights / weights.sum(axis=axis, keepdims=True) @ v
+
+    assert rg.check(attention, like="scaled_dot_product").mistakes == (f"the softmax is over {over}",)
 
 
 def test_luongs_dot_score_of_a_decoder_needs_no_factor():

@@ -541,7 +541,8 @@ def test_a_tensor_is_a_mask_of_a_module_as_in_torch(kind, queries, keys):
         (torch.ones(5, 5, dtype=torch.bool).triu(1), "True seems to mean: may not attend"),
         (torch.linspace(-1, 1, 25).view(5, 5), "a bias of the scores"),
         (torch.ones(3, 3, dtype=torch.bool), "has shape (3, 3)"),
-        (torch.ones(2, 5, 5, dtype=torch.bool), "becomes mask[:, None]"),
+        (torch.ones(2, 5, 5, dtype=torch.bool), "(batch, queries, keys) becomes mask[:, None]"),
+        (torch.zeros(H, 5, 5), "(heads, queries, keys) becomes mask[None]"),
     ],
 )
 def test_a_tensor_that_is_no_mask_of_the_call_is_refused(mask, said):

@@ -160,6 +160,31 @@ def test_generation_shows_the_call_that_read_the_tokens():
     assert texts[2]["queries"] == targets[-2:-1]
 
 
+class Translator(torch.nn.Module):
+    """A translator as courses write it: no path says that its self-attention is the decoder's."""
+
+    def __init__(self):
+        super().__init__()
+        self.self_attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+        self.cross_attention = torch.nn.MultiheadAttention(16, 2, batch_first=True)
+
+    def forward(self, source, target):
+        target = target + self.self_attention(target, target, target)[0]
+        return self.cross_attention(target, source, source)[0]
+
+
+@pytest.mark.parametrize(("num_keys", "part"), [(7, "decoder"), (5, "encoder")])
+def test_the_sizes_of_the_cross_attention_tell_the_tokens_of_the_decoder(num_keys, part):
+    translator = Translator()
+    with rg.watch(translator) as seen:
+        translator(torch.randn(1, num_keys, 16), torch.randn(1, 5, 16))
+    assert getattr(seen, part).names == ["self_attention"]
+    source, target = list("abcdefg")[:num_keys], list("vwxyz")
+    first, second = json.loads(seen.show(source, target).data)["texts"]
+    assert first["tokens"] == (target if part == "decoder" else source)
+    assert (second["tokens"], second["queries"]) == (source, target)
+
+
 @pytest.mark.example
 def test_the_notebook_runs_and_has_the_widget_in_it(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")

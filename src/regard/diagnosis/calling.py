@@ -332,6 +332,20 @@ def tensors_of(result: Any) -> list[Tensor]:
     return tensors_of([getattr(result, n) for n in ("output", "weights") if hasattr(result, n)])
 
 
+def adding_table(function: Any) -> Any:
+    """The function of x that adds the table of positions that `function(length, width)` returns; else `function`."""
+    try:
+        (table,) = tensors_of(function(7, 16))
+    except Exception:  # of the user's function
+        return function
+
+    def add(x: Tensor) -> Tensor:
+        return x + tensors_of(function(*x.shape[-2:]))[0].to(x)
+
+    add.__name__ = name_of(function)
+    return add if table.shape[-2:] == (7, 16) else function
+
+
 def _axes_of(x: Tensor, query_axes: str, B: int, H: int, I: int) -> str:
     """The order of axes of an output of I queries; empty if `x` is no output.
 
@@ -395,7 +409,8 @@ def callers_of(subject: Subject, needs_output: bool = True) -> list[Caller]:
         attempts = (_attempts(subject, axes, widths, tried, needs_output) for axes in _layouts(subject))
         callers = [running for of_axes in attempts if (running := next(of_axes, None)) is not None]
         if callers:
-            return callers
+            # one vector hides other mistakes
+            return [caller for caller in callers if caller.query_axes != "d"] or callers
     name = f"{name_of(subject.function)}{signature_of(subject.function)}"
     if is_not_written(tried):
         raise RegardError(f"check: {name} is not written yet. {tried[0].error}. Write its body, and return the output.")
@@ -405,7 +420,10 @@ def callers_of(subject: Subject, needs_output: bool = True) -> list[Caller]:
 def _remedy(inputs: tuple[Tensor, ...]) -> str:
     """The advice at the end of the error of `callers_of`; `inputs` are those that the user gave."""
     if not inputs:
-        return "Give inputs that it takes: regard.check(function, q, k, v)."
+        return (
+            "Give inputs that it takes: regard.check(function, q, k, v). For a function that builds a mask or a table "
+            "of positions say so: like='causal_mask', like='padding_mask' or like='sinusoidal'."
+        )
     text = "The function raises this on the inputs that were given."
     if len({x.ndim for x in inputs}) == 1:
         return text
@@ -524,13 +542,12 @@ def declared_heads(function: Any) -> list[int]:
 
 
 def widths_of(function: Any) -> list[int]:
-    """At most 6 widths that the inputs of a function may have: those of its modules and attributes, then 16."""
-    if not isinstance(function, nn.Module):
-        sizes = [getattr(function, name, None) for name in (*WIDTHS, *HEAD_WIDTHS)]
-    else:
-        sizes = [getattr(function, name, None) for name in WIDTHS]
-        sizes += [m.in_features for m in function.modules() if isinstance(m, nn.Linear)]
-        sizes += [getattr(function, name, None) for name in HEAD_WIDTHS]
-        sizes += [size for p in function.parameters() if p.ndim >= 2 for size in (p.shape[-2], p.shape[-1])]
+    """At most 6 widths that inputs may have: those of modules and attributes, then 16; and those of all buffers."""
+    modules = list(function.modules()) if isinstance(function, nn.Module) else []
+    sizes = [getattr(function, name, None) for name in WIDTHS]
+    sizes += [m.in_features for m in modules if isinstance(m, nn.Linear)]
+    sizes += [getattr(function, name, None) for name in HEAD_WIDTHS]
+    sizes += [size for m in modules for p in m.parameters(False) if p.ndim >= 2 for size in p.shape[-2:]]
     known = [size for size in sizes if isinstance(size, int) and not isinstance(size, bool) and size > 1]
-    return list(dict.fromkeys([*known, 16]))[:6]
+    buffers = [x.shape[-1] for m in modules for x in m.buffers(False) if x.ndim > 1]
+    return list(dict.fromkeys([*list(dict.fromkeys([*known, 16]))[:6], *buffers]))

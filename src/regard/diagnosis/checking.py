@@ -22,7 +22,16 @@ from regard.biases import Bias
 from regard.catalog import CatalogEntry
 from regard.diagnosis import invariance, numerics
 from regard.diagnosis.cached_calls import cache_finding
-from regard.diagnosis.calling import NO_ARGUMENTS, SAY_AXES, Caller, Subject, callers_of, copy_of, without_rounding
+from regard.diagnosis.calling import (
+    NO_ARGUMENTS,
+    SAY_AXES,
+    Caller,
+    Subject,
+    adding_table,
+    callers_of,
+    copy_of,
+    without_rounding,
+)
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
 from regard.diagnosis.likeness import likeness, reference_named
 from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
@@ -142,6 +151,8 @@ def check(
             return _report_of_mask(str(like), subject, inputs, mask)
         if inspect.isclass(subject):
             subject = build(subject)
+        elif like in ("sinusoidal", "learned_positions"):
+            subject = adding_table(subject)
         if isinstance(subject, _PIECES):
             return law_report(subject, inputs, state)
         if not callable(subject):
@@ -257,8 +268,7 @@ def _steps_findings(subject: Subject, best: _Examination) -> list[CheckFinding]:
         names = [best.equal[0]]
     elif is_recurrent and is_module:
         names = ["luong_general"] if any(p.ndim > 1 for p in subject.function.parameters()) else ["luong_dot"]
-    is_rounding = best.caller.undone.rounding
-    found = (likeness(subject, REFERENCES[name], name == names[0], is_rounding) for name in names)
+    found = (likeness(subject, REFERENCES[name], name == names[0], best.caller.undone.rounding) for name in names)
     seems = next(found)
     right = next((one.finding for one in (seems, *found) if one.finding.verdict == "right"), None)
     if right is not None:
@@ -278,7 +288,6 @@ def _best_examination(subject: Subject, callers: list[Caller]) -> _Examination:
 
     Mistakes that hide the weights are undone and noted, so that the rest is checked behind them.
     """
-    callers = [caller for caller in callers if caller.query_axes != "d"] or callers  # one vector hides other mistakes
     subject.progress.begin("precision")
     precision = numerics.precision_finding(callers[0])
     subject.progress.begin("weights")
@@ -304,7 +313,8 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
     """
     plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
     plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
-    best = min(plausible, key=lambda one: one.num_wrong())
+    # a state (batch, width) that is broadcast over the keys may run as (length, width) too
+    best = min(plausible, key=lambda one: (one.num_wrong(), one.caller.query_axes == "nd"))
     return _with_wider_axes(best, examinations)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import islice, permutations
+from itertools import chain, islice, permutations
 from types import MappingProxyType
 from typing import Any
 
@@ -162,7 +162,7 @@ def likeness(
 def _equal(way: Way, reference: Reference) -> Likeness:
     """All numbers are equal; with heads, the names of the matrices may still say otherwise."""
     text = f"All numbers are those of {reference.name}{way.text}"
-    swapped = swapped_names(way.matrices) if reference.has_heads else ""
+    swapped = swapped_names(way.matrices) if "value" in way.matrices else ""
     if swapped:
         return Likeness(_wrong(f"{text}, and the names say otherwise.", swapped), way.case.caller)
     return Likeness(CheckFinding("steps", "right", f"{text}."), way.case.caller)
@@ -400,8 +400,9 @@ def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
         return True
     if not hasattr(values, "weights"):
         return False
-    # weights count if there is no output beside them
-    is_alone = not any(x.numel() == values.output.numel() for x in case.returned)
+    # weights count if there is no output beside them, of the size of the right one either
+    outputs = (values.output.numel(), way.before[-1].output.numel())
+    is_alone = not any(x.numel() in outputs for x in case.returned)
     return is_alone and any(_same(values.weights, x, case.tolerance) for x in case.returned)
 
 
@@ -467,10 +468,8 @@ def _explains(way: Way, mistake: Mistake) -> bool:
     One query may fit by chance: then it must give those of the further calls too.
     """
     calls = [way] if way.smaller is None else [way, way.smaller]
-    if not all(_agrees(call, call.case, mistake.wrong) for call in calls):
-        return False
-    further = _further_cases(way.case.caller) if _is_one_query(way) else ()
-    return all(_agrees(way, case, mistake.wrong) for case in further)
+    further = ((way, case) for case in _further_cases(way.case.caller)) if _is_one_query(way) else ()
+    return all(_agrees(*each, mistake.wrong) for each in chain(((call, call.case) for call in calls), further))
 
 
 def _share_held(way: Way, wrong: Mapping[str, str]) -> float:

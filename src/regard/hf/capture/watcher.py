@@ -613,7 +613,19 @@ class Watcher(CallObserver):
             )
         if self.called and not self.calls:
             raise RegardError(nothing_captured(self.model, self.missing.values()))
+        self._find_decoder()
         self._refuse_mismatches(f"{len(self.calls)} modules of {type(self.model).__name__}", "model, ")
+
+    def _find_decoder(self) -> None:
+        """Put self-attention into the decoder if its path names no part, and the sizes of the cross-attention do.
+
+        Its tokens are then the queries of the cross-attention, and not the keys.
+        """
+        crossing = [own.calls[-1].shape for own in self.calls.values() if own.part == "cross" and own.calls]
+        decoded = {queries for _, _, queries, _ in crossing} - {keys for *_, keys in crossing}
+        for name, own in self.calls.items():
+            if own.part == "encoder" and own.calls and "encoder" not in name.lower():
+                own.part = "decoder" if own.calls[-1].shape[3] in decoded else "encoder"
 
     def _refuse_mismatches(self, watched: str, arguments: str = "") -> None:
         """Raise an error if a map differs from the output of its kernel. The texts say what was watched, and how."""

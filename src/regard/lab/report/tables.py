@@ -27,11 +27,13 @@ def mean(spread: Mapping[str, Any] | None, digits: int = 1) -> str:
 
     >>> mean({"mean": 12.345, "deviation": 0.5, "values": []}), mean(None)
     ('12.3 ± 0.5', '–')
+    >>> mean({"mean": 47119.0, "deviation": 3126.0}, 0)
+    '47,119 ± 3,126'
     """
     if spread is None:
         return NOTHING
     deviation = spread["deviation"]
-    return number(spread["mean"], digits) + ("" if deviation is None else f" ± {deviation:.{digits}f}")
+    return number(spread["mean"], digits) + ("" if deviation is None else f" ± {number(deviation, digits)}")
 
 
 def chance(comparison: Mapping[str, Any] | None) -> str:
