@@ -219,15 +219,21 @@ function similarHeads(context: Context, width: number, places: [number, number][
     const { x, y } = place(found.x, found.y);
     return [
       s("circle", { cx: x, cy: y, r: 8, stroke: "var(--accent)", "stroke-width": 2 }),
-      ...(named.has(found)
-        ? []
-        : [
-            s(
-              "text",
-              { x, y: y - 9, "font-size": 9, "text-anchor": "middle", fill: "currentColor" },
-              found.name,
-            ),
-          ]),
+      // over the names of others
+      s(
+        "text",
+        {
+          x,
+          y: y - 9,
+          "font-size": 9,
+          "text-anchor": "middle",
+          fill: "currentColor",
+          stroke: "var(--paper)",
+          "stroke-width": 3,
+          "paint-order": "stroke",
+        },
+        found.name,
+      ),
     ];
   };
   return chart(width, {

@@ -1,17 +1,16 @@
 // Two heads, of one text or of two, side by side on one scale, and their difference.
-import { interpolateRgb } from "d3-interpolate";
 import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
-import { exact, shown, tick } from "./format";
-import { legendOf } from "./legend";
+import { exact, shown } from "./format";
+import { differenceLegend } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
 import type { Place, Range } from "./source";
 import type { State } from "./state";
 import { arrowOf, within } from "./steps";
-import { wordNames } from "./word_names";
+import { namesOfMap } from "./word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
 interface Side {
@@ -45,6 +44,16 @@ export async function chosenSides(context: Context): Promise<Side[]> {
       };
     }),
   );
+}
+
+// Whether two maps have equally many rows and columns, so that they have a difference.
+export const haveSameSizes = ([a, b]: { text: Text }[]) =>
+  queriesOf(a.text).length === queriesOf(b.text).length &&
+  a.text.tokens.length === b.text.tokens.length;
+// The first map minus the second, and the greatest size of a difference.
+export function differenceOf([a, b]: { values: Float32Array }[]): [Float32Array, number] {
+  const values = a.values.map((value, at) => value - b.values[at]);
+  return [values, values.reduce((most, value) => Math.max(most, Math.abs(value)), 0)];
 }
 
 export function comparedHeads(context: Context): PinsPanel {
@@ -115,13 +124,15 @@ export function comparedHeads(context: Context): PinsPanel {
       ? h("span", { class: "hint" }, ` ${cut(text.title, 40)}`)
       : null,
   ];
-  const alike = () =>
-    queriesOf(sides[0].text).length === queriesOf(sides[1].text).length &&
-    sides[0].text.tokens.length === sides[1].text.tokens.length;
+  const alike = () => haveSameSizes(sides);
 
   // The words of A, and those of B where they are others.
-  const both = (one: string[], other: string[]) =>
-    one.map((name, at) => (name === other[at] ? name : `${name} | ${other[at]}`));
+  const bothNames = () => {
+    const [one, other] = sides.map(({ text }) => namesOfMap(text));
+    return one.map((names, way) =>
+      names.map((name, at) => (name === other[way][at] ? name : `${name} | ${other[way][at]}`)),
+    ) as [string[], string[]];
+  };
 
   // What is shown: the whole map in at most 64 cells a side, or single weights near the chosen words.
   async function gridOf({ place, text }: Side, level: number): Promise<Grid> {
@@ -213,15 +224,11 @@ export function comparedHeads(context: Context): PinsPanel {
       200,
       body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth,
     );
-    const names = (side: Side): [string[], string[]] => [
-      wordNames(queriesOf(side.text)),
-      wordNames(side.text.tokens),
-    ];
     const drawn = sides.map((side, at) => ({
       caption: captionOf(side),
       panel: panelOf(
         grids[at],
-        names(side),
+        namesOfMap(side.text),
         width,
         weight,
         `Weights of side ${side.letter}`,
@@ -242,13 +249,9 @@ export function comparedHeads(context: Context): PinsPanel {
         ),
       );
     else {
-      const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
-      const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
-      const color = differences(most || 1);
-      const merged = names(sides[0]).map((all, way) => both(all, names(sides[1])[way])) as [
-        string[],
-        string[],
-      ];
+      const [values, most] = differenceOf(grids);
+      const color = colors.difference(most || 1);
+      const merged = bothNames();
       const panel = panelOf(
         { ...grids[0], values },
         merged,
@@ -263,15 +266,7 @@ export function comparedHeads(context: Context): PinsPanel {
         h(
           "span",
           {},
-          most > 0 &&
-            legendOf({
-              said: "Colors of the difference",
-              color: (share) => color(most * (2 * share - 1)),
-              ticks: [-1, -0.5, 0, 0.5, 1].map((part) => [
-                (part + 1) / 2,
-                `${part > 0 ? "+" : ""}${tick(part * most)}`,
-              ]),
-            }),
+          most > 0 && differenceLegend(colors, most),
           h(
             "span",
             { class: "hint" },
@@ -297,16 +292,6 @@ export function comparedHeads(context: Context): PinsPanel {
     values.reduce((total, value) => total + Math.abs(value), 0) /
     2 /
     (grids[0].rows[1] - grids[0].rows[0]);
-
-  function differences(most: number): (value: number) => string {
-    const { colors } = context;
-    const [more, less] = [
-      interpolateRgb(colors.get("--none"), colors.get("--first-more")),
-      interpolateRgb(colors.get("--none"), colors.get("--second-more")),
-    ];
-    return (value) =>
-      value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most));
-  }
 
   const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel) =>
     h("figure", {}, h("figcaption", {}, ...caption), panel.figure);
@@ -337,10 +322,10 @@ export function comparedHeads(context: Context): PinsPanel {
     };
     const [a, b] = grids.map(value);
     const number = (value: number) => h("output", { title: exact(value) }, shown(value));
-    const pairs = sides.map(
-      ({ text }) =>
-        [wordNames(queriesOf(text))[i], wordNames(text.tokens)[j]] as (string | undefined)[],
-    );
+    const pairs = sides.map(({ text }): (string | undefined)[] => {
+      const [queries, keys] = namesOfMap(text);
+      return [queries[i], keys[j]];
+    });
     const pair = ([query, key]: (string | undefined)[]) => [
       strong(query ?? "–"),
       ` ${i} → `,
@@ -382,11 +367,7 @@ export function comparedHeads(context: Context): PinsPanel {
       ),
     );
     if (mine !== turn) return;
-    const ofQueries = both(
-      wordNames(queriesOf(sides[0].text)),
-      wordNames(queriesOf(sides[1].text)),
-    );
-    const ofKeys = both(wordNames(sides[0].text.tokens), wordNames(sides[1].text.tokens));
+    const [ofQueries, ofKeys] = bothNames();
     const listed = [...a.keys()]
       .sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x]))
       .slice(0, LISTED);

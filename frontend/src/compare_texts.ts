@@ -12,7 +12,7 @@ import { TILE } from "./source";
 import type { State } from "./state";
 import { arrowOf } from "./steps";
 import { unknownNote } from "./unknown";
-import { wordNames } from "./word_names";
+import { namesOfMap } from "./word_names";
 
 const [WORDS, LISTED, SHORT] = [400, 8, 2048]; // tokens of a text, heads in the list, keys up to which all layers count
 
@@ -208,7 +208,9 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       },
     ];
     pair.replaceChildren(...sides.map((side, n) => column(side, choose[n])));
-    const drawn = await Promise.all(sides.map((side, n) => wholeMap(side, choose[n])));
+    const drawn = await Promise.all(
+      sides.map((side, n) => wholeMap(side, sides[1 - n].text, choose[n])),
+    );
     if (mine !== turn) return;
     maps.replaceChildren(...drawn);
     if (text.attribution || other.attribution) return changes.replaceChildren(); // their numbers are no weights
@@ -285,13 +287,17 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     );
   }
 
-  async function wholeMap(side: Side, choose: (query: number) => void): Promise<HTMLElement> {
+  async function wholeMap(
+    side: Side,
+    beside: Text,
+    choose: (query: number) => void,
+  ): Promise<HTMLElement> {
     const { text, number, query } = side;
     const { source, colors } = context;
     const sizes = [queriesOf(text).length, text.tokens.length];
     const width = Math.min(
       480,
-      maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth,
+      maps.clientWidth > 640 ? maps.clientWidth / 2 - 18 : maps.clientWidth,
     );
     let level = source.finest(number);
     while (Math.max(...sizes) > TILE << level) level++;
@@ -305,13 +311,14 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     const label = `All weights of ${inText(headName(context))} on this text`;
     const panel = panelOf(
       grid,
-      [wordNames(queriesOf(text)), wordNames(text.tokens)],
+      namesOfMap(text),
       width,
       (weight) => colors.weight(weight),
       label,
       (pair, click) => {
         if (pair && click) choose(pair[0]);
       },
+      namesOfMap(beside),
     );
     panel.mark([query, -1]);
     return h(

@@ -60,12 +60,11 @@ async function drawFigure(
   tallest = TALLEST,
 ): Promise<Figure> {
   const { state, text } = context;
-  const scale = scaleOf(state.scale, text.tokens.length);
+  colors.scale = scaleOf(state.scale, text.tokens.length);
   const frame: Frame = {
     context,
     width: width * PT - 2 * MARGIN,
     colors,
-    scale,
     span: spanOf(state.span, text),
     tallest,
   };
@@ -100,7 +99,6 @@ async function drawFigure(
     const uniform = keys.length === 1 ? ofCells.uniform : 0; // panels with cells of other sizes
     const legend = legendInPoints(weightLegend(colors, { ...ofCells, uniform }), SMALL);
     legend.node.setAttribute("transform", `translate(0,${round(y)})`);
-    legend.node.setAttribute("color", INK);
     const name = `weight, ${legendName(state)}`;
     const isBeside = legend.width + 4 + widthOf(name, SMALL) <= frame.width;
     if (!isBeside) y += 10;

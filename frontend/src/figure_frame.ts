@@ -1,5 +1,5 @@
 // What the panels of a figure share: its sizes in points, its words, its cells and its colors. Dark is more, on white.
-import { drawCells, STEPS, type Colors, type Scale } from "./color";
+import { pictureOf, type Colors } from "./color";
 import type { Context } from "./context";
 import { cut, s, visible } from "./dom";
 import { cutName } from "./word_names";
@@ -14,8 +14,7 @@ const [RECTS, LETTERS] = [4096, 14]; // more cells are one picture; the longest 
 export interface Frame {
   context: Context;
   width: number; // in points
-  colors: Colors;
-  scale: Scale;
+  colors: Colors; // with the scale of weights
   span: [number, number] | null; // the tokens that were asked for
   tallest: number; // points of a panel
 }
@@ -90,7 +89,7 @@ export function weightCells(
   rows: number,
   cols: number,
   [x, y, cell, tall]: number[],
-  place = frame.scale.place,
+  color = (value: number) => frame.colors.weight(value),
 ): SVGGElement {
   const group = s("g", { class: "cells" });
   if (rows * cols <= RECTS) {
@@ -102,13 +101,10 @@ export function weightCells(
             y: round(y + i * tall),
             width: round(cell),
             height: round(tall),
-            fill: frame.colors.of(place(values[i * cols + j])),
+            fill: color(values[i * cols + j]),
           }),
         );
-  } else
-    group.append(
-      cellImage(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]),
-    );
+  } else group.append(cellImage(values, rows, cols, [x, y, cols * cell, rows * tall], color));
   group.append(
     s("rect", {
       x: round(x),
@@ -126,7 +122,7 @@ export function weightCells(
 // Cells as vectors: a path for each color, to which every matrix of a panel adds its cells.
 export function cellsByColor(
   frame: Frame,
-  places: ArrayLike<number>,
+  values: ArrayLike<number>,
   rows: number,
   cols: number,
   [x, y, width, height]: number[],
@@ -134,7 +130,7 @@ export function cellsByColor(
 ) {
   const [wide, tall] = [width / cols, height / rows];
   for (let at = 0; at < rows * cols; at++) {
-    const color = frame.colors.of(places[at]);
+    const color = frame.colors.weight(values[at]);
     const path = paths.get(color) ?? [];
     if (!path.length) paths.set(color, path);
     path.push(
@@ -145,18 +141,13 @@ export function cellsByColor(
 
 // Cells as an image. Each cell is several pixels, so that no program blurs them.
 export function cellImage(
-  frame: Frame,
-  places: ArrayLike<number>,
+  values: ArrayLike<number>,
   rows: number,
   cols: number,
   [x, y, width, height]: number[],
+  color: (value: number) => string,
 ): SVGImageElement {
-  const pixels = Uint32Array.from(
-    places,
-    (share) =>
-      frame.colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))],
-  );
-  const small = drawCells(document.createElement("canvas"), rows, cols, pixels);
+  const small = pictureOf(values, rows, cols, color);
   const times = Math.max(1, Math.ceil(((width / 72) * 300) / cols));
   const large = document.createElement("canvas");
   [large.width, large.height] = [cols * times, rows * times];

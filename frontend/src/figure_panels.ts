@@ -1,11 +1,12 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
 import { interval, headName, inText, place, strongest, type Context } from "./context";
 import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
-import { chosenSides } from "./compare_heads";
+import { textOver } from "./color";
+import { chosenSides, differenceOf, haveSameSizes } from "./compare_heads";
 import { canCompareTexts, textsOfFigure } from "./compare_texts";
 import { cut, s } from "./dom";
 import { inCell, shown, statisticInCell } from "./format";
-import { legendInPoints, rangeLegend } from "./legend";
+import { differenceLegend, legendInPoints, rangeLegend } from "./legend";
 import { ARCS, arcOf, heightOf, LEAST, spot, widestOf } from "./arcs";
 import {
   cellImage,
@@ -32,7 +33,7 @@ import { isOfHeads } from "./views/compare";
 import { headOrder } from "./head_order";
 import type { Row } from "./output";
 import { TILE } from "./source";
-import { wordNames } from "./word_names";
+import { namesOfMap, wordNames } from "./word_names";
 import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
 
 export const PANELS: [string, string][] = [
@@ -77,13 +78,20 @@ const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number
   return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
 };
 
+interface Region {
+  values: Float32Array;
+  rows: number;
+  cols: number;
+  level: number;
+  first: [number, number];
+}
 // Weights, or cells of several weights if a side has more than MOST tokens.
 async function region(
   frame: Frame,
   at = place(frame.context),
   [top, bottom]: [number, number],
   [left, right]: [number, number],
-) {
+): Promise<Region> {
   const { source, state } = frame.context;
   const finest = source.finest(state.text);
   const level = Math.max(
@@ -110,7 +118,7 @@ async function region(
     rows,
     cols,
     level,
-    first: [ends[0] << level, ends[2] << level] as [number, number],
+    first: [ends[0] << level, ends[2] << level],
   };
 }
 
@@ -119,7 +127,7 @@ function rowsOf(
   panel: string,
   layer: number,
   head: string | number,
-  found: Awaited<ReturnType<typeof region>>,
+  found: Region,
 ): Row[] {
   const { text } = context;
   const { values, cols, level, first } = found;
@@ -218,7 +226,7 @@ function arcShares(frame: Frame, weights: Float32Array, [first, last]: [number, 
     .filter(({ share }) => share >= LEAST)
     .map((arc) => ({
       ...arc,
-      color: frame.colors.of(Math.max(0.3, frame.scale.place(arc.weight))),
+      color: frame.colors.line(arc.weight),
     }))
     .reverse();
 }
@@ -278,7 +286,6 @@ function box(
   turned: boolean,
   chosen: boolean,
 ) {
-  const share = weight === null ? 0 : frame.scale.place(weight);
   node.append(
     s("rect", {
       class: "cell",
@@ -286,12 +293,12 @@ function box(
       y: round(y),
       width: round(wide - 0.6),
       height: round(tall),
-      fill: weight === null ? "none" : frame.colors.of(share),
+      fill: weight === null ? "none" : frame.colors.weight(weight),
       stroke: chosen ? INK : "none",
       "stroke-width": 1,
     }),
   );
-  const look = { size: NORMAL, bold: chosen, fill: frame.colors.on(share), token: true };
+  const look = { size: NORMAL, bold: chosen, fill: frame.colors.textOn(weight ?? 0), token: true };
   node.append(
     turned
       ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
@@ -353,14 +360,18 @@ function crossWords(
 
 // The map of one head
 
+const wholeRegion = (frame: Frame) =>
+  region(
+    frame,
+    place(frame.context),
+    tokensOf(frame, "queries", Infinity),
+    tokensOf(frame, "keys", Infinity),
+  );
+
 async function map(frame: Frame): Promise<Drawn> {
   const { context } = frame;
   const { text, state } = context;
-  const all: [number, number][] = [
-    tokensOf(frame, "queries", Infinity),
-    tokensOf(frame, "keys", Infinity),
-  ];
-  const found = await region(frame, place(context), all[0], all[1]);
+  const found = await wholeRegion(frame);
   const { node, width, height } = matrix(frame, found, headName(context));
   const pooled = found.level
     ? ` A cell is ${2 ** found.level} × ${2 ** found.level} weights: ${
@@ -382,21 +393,21 @@ async function map(frame: Frame): Promise<Drawn> {
 
 function matrix(
   frame: Frame,
-  { values, rows, cols, level, first }: Awaited<ReturnType<typeof region>>,
+  { values, rows, cols, level, first }: Region,
   about: string,
+  color = (value: number) => frame.colors.weight(value),
 ) {
   const { text } = frame.context;
   const step = 2 ** level;
-  const tokens = [
-    wordNames(queriesOf(text)).slice(first[0], first[0] + rows * step),
-    wordNames(text.tokens).slice(first[1], first[1] + cols * step),
-  ];
+  const tokens = namesOfMap(text).map((all, way) =>
+    all.slice(first[way], first[way] + [rows, cols][way] * step),
+  );
   const guess = Math.min(WIDEST, (frame.width - 40) / cols);
   const left = 11 + gutter(tokens[0], first[0], step, guess);
   const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (frame.tallest - 60) / rows);
   const [low, name] = [rows * cell, gutter(tokens[1], first[1], step, cell)];
   const node = s("g", { "aria-label": about });
-  node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell]));
+  node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell], color));
   node.append(
     tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
     tokensAlong(tokens[1], first[1], step, cell, false, [left, low]),
@@ -408,7 +419,7 @@ function matrix(
           inCell(values[at]),
           left + ((at % cols) + 0.5) * cell,
           (Math.floor(at / cols) + 0.5) * cell,
-          { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) },
+          { anchor: "middle", fill: textOver(color(values[at])) },
         ),
       );
   const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
@@ -459,9 +470,9 @@ async function heads(frame: Frame): Promise<Drawn> {
     const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
     const [x, y, size] = [left + col * pitch, top + row * (pitch + nameHeight), pitch * 0.92];
     const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    const places = Array.from(tiles[n], frame.scale.place);
-    if (isVector) cellsByColor(frame, places, tall, wide, [x, y, size, size], cells);
-    else node.append(cellImage(frame, places, tall, wide, [x, y, size, size]));
+    const box = [x, y, size, size];
+    if (isVector) cellsByColor(frame, tiles[n], tall, wide, box, cells);
+    else node.append(cellImage(tiles[n], tall, wide, box, (value) => frame.colors.weight(value)));
     frames.push(
       s("rect", {
         class: "head",
@@ -560,7 +571,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
     tokensOf(frame, "queries", 60),
     tokensOf(frame, "keys", Math.min(60, room)),
   ];
-  const tokens = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
+  const tokens = namesOfMap(text).map((all, way) => all.slice(...[rows, cols][way]));
   const left = widest(tokens[0]) + 4;
   const above = widest(tokens[1]) + 4;
   const fit = (columns: number) =>
@@ -675,6 +686,14 @@ function alignmentCells(
   return node;
 }
 
+// The legend of one panel, and the size of the panel with it.
+function legendBelow(node: SVGGElement, legend: SVGSVGElement, [x, y]: number[]) {
+  const key = legendInPoints(legend, SMALL);
+  key.node.setAttribute("transform", `translate(${round(x)},${round(y)})`);
+  node.append(key.node);
+  return { width: x + key.width, height: y + key.height };
+}
+
 // A statistic of every head
 
 async function statistics(frame: Frame): Promise<Drawn> {
@@ -743,15 +762,16 @@ async function statistics(frame: Frame): Promise<Drawn> {
     write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
     write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }),
   );
-  const key = legendInPoints(rangeLegend(frame.colors, least, most, name), SMALL);
-  key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
-  node.append(key.node);
+  const key = legendBelow(node, rangeLegend(frame.colors, least, most, name), [
+    left - 8,
+    bottom + 14,
+  ]);
   const title = `${capital(name)} of every head`;
   const meaning = source.common.statistics[name];
   return {
     node,
-    width: Math.max(left + columns * cell, left - 8 + key.width),
-    height: bottom + 14 + key.height,
+    width: Math.max(left + columns * cell, key.width),
+    height: key.height,
     title,
     heads: "",
     said: `${title}${meaning ? `: ${meaning}` : ""}.`,
@@ -773,10 +793,16 @@ async function compare(frame: Frame): Promise<Drawn[]> {
         at: { text: number, query },
       }));
   const width = isMaps && frame.width > BESIDE ? (frame.width - 20) / 2 : frame.width;
-  return Promise.all(
-    sides.map(async ({ text, at }) => {
-      const own = { ...context, text, state: { ...state, ...at } };
-      const drawn = await (isMaps ? map : wordsWithArcs)({ ...frame, width, context: own });
+  const frames = sides.map(({ text, at }) => ({
+    ...frame,
+    width,
+    context: { ...context, text, state: { ...state, ...at } },
+  }));
+  const drawn = await Promise.all(
+    frames.map(async (one) => {
+      const { context: own } = one;
+      const { text } = own;
+      const drawn = await (isMaps ? map : wordsWithArcs)(one);
       const name = isMaps ? headName(own) : drawn.title;
       const title = titled(`${name}: ${text.title}`, 0.84 * Math.max(width, drawn.width));
       const rows = drawn.rows.map(([panel, ...rest]): Row => [`${panel}, ${text.title}`, ...rest]);
@@ -784,6 +810,39 @@ async function compare(frame: Frame): Promise<Drawn[]> {
       return { ...drawn, title, heads, rows, said: `“${cut(text.title, 80)}”: ${drawn.said}` };
     }),
   );
+  return isMaps && haveSameSizes(sides) ? [...drawn, await difference(frames)] : drawn;
+}
+
+// The map of the first of two heads minus that of the second.
+async function difference(frames: Frame[]): Promise<Drawn> {
+  const [{ colors, context }] = frames;
+  const found = await Promise.all(frames.map(wholeRegion));
+  const [values, most] = differenceOf(found);
+  const made = { ...found[0], values };
+  const panel = matrix(frames[0], made, "Difference", colors.difference(most || 1));
+  const names = frames.map(({ context: { text, state } }) =>
+    shortName(text.layers[state.layer], state.head),
+  );
+  const legend = differenceLegend(colors, most || 1);
+  const key = legendBelow(panel.node, legend, [0, panel.height + 6]);
+  return {
+    node: panel.node,
+    width: Math.max(panel.width, key.width),
+    height: key.height,
+    title: "Difference",
+    heads: "",
+    said: "The first map minus the second: purple is more weight in the first, green more in the second.",
+    keys: 0,
+    rows: rowsOf(context, "difference", context.state.layer, "", made).map(
+      ([panel, , , quantity, ...rest]) => [
+        panel,
+        "",
+        names.join(" − "),
+        `difference of ${quantity}`,
+        ...rest,
+      ],
+    ),
+  };
 }
 
 export const DRAW: Record<string, (frame: Frame) => Promise<Drawn | Drawn[]>> = {

@@ -10,7 +10,7 @@ import { pauses } from "./pause";
 import { isShown } from "./sentences";
 import type { Range } from "./source";
 import { stepOf } from "./steps";
-import { wordNames } from "./word_names";
+import { namesOfMap } from "./word_names";
 
 // Words on a side; the most heads drawn at once; pixels of the labels and of the least and the greatest cell.
 const [SMALL, AT_ONCE, LABELS, LEAST, GREATEST] = [40, 400, 30, 13, 96];
@@ -278,7 +278,7 @@ export function lineGrid(context: Context): HeadGrid {
     const found = strongest.get(nameOfHead(at));
     const { text, source, state } = context;
     const roles = rolesOf(text, ...at).join(", ");
-    const names = [wordNames(queriesOf(text)), wordNames(text.tokens)];
+    const names = namesOfMap(text);
     const link =
       found && found[0] >= 0
         ? [

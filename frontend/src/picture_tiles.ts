@@ -117,6 +117,7 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
         onclick: () => context.set({ layer, head, heads: "one" }),
       },
       h("canvas", { "aria-hidden": "true" }),
+      h("span", { class: "tile-name", "aria-hidden": "true" }, head),
       h("span", { class: "share", "aria-hidden": "true" }),
     );
     tiles.set(`${layer}.${head}`, made);

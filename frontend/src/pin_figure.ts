@@ -1,7 +1,8 @@
 // One panel of the pins view: a map of weights or of differences, with words on its sides.
 import { cellGrid } from "./cell_grid";
-import { drawCells, pixelOf } from "./color";
-import { h, s } from "./dom";
+import { pictureOf } from "./color";
+import { s } from "./dom";
+import { inCell } from "./format";
 import type { Range } from "./source";
 import { cutName } from "./word_names";
 
@@ -31,17 +32,13 @@ function cellsOf(
         wide: cell,
         tall: cell,
         color: (row, col) => color(values[row * cols + col]),
+        said: (row, col) => inCell(values[row * cols + col]),
       }),
     );
-  const pixels = Uint32Array.from(values, (value) => {
-    const [red, green, blue] = color(value).match(/\d+/g)!.map(Number);
-    return pixelOf(red, green, blue);
-  });
-  const canvas = drawCells(h("canvas"), rows, cols, pixels);
   return s("image", {
     width: cols * cell,
     height: rows * cell,
-    href: canvas.toDataURL(),
+    href: pictureOf(values, rows, cols, color).toDataURL(),
     preserveAspectRatio: "none",
     style: "image-rendering:pixelated",
   });
@@ -52,7 +49,8 @@ export interface Panel {
   mark(pair: [number, number]): void;
 }
 
-// `names` are the words of the rows and of the columns; `onCell` is told of the pair under the pointer.
+// `names` are the words of the rows and of the columns; `onCell` is told of the pair under the pointer; `beside` are the
+// names of the map beside it, for which there is as much room.
 export function panelOf(
   grid: Grid,
   names: [string[], string[]],
@@ -60,17 +58,18 @@ export function panelOf(
   color: (value: number) => string,
   label: string,
   onCell: (pair: [number, number] | null, click: boolean) => void,
+  beside = names,
 ): Panel {
   const { rows, cols, level } = grid;
   const [height_, width_] = [rows, cols].map(([first, last]) =>
     Math.ceil((last - first) / 2 ** level),
   );
   const labeled = level === 0 && Math.max(height_, width_) <= LABELLED;
-  const room = (all: string[], [first, last]: Range) =>
-    labeled
-      ? Math.min(84, 12 + 6 * Math.max(...all.slice(first, last).map((name) => [...name].length)))
-      : 16;
-  const [left, top] = [room(names[0], rows), room(names[1], cols)];
+  const lengths = (way: number, range: Range) =>
+    [names, beside].flatMap((both) => both[way].slice(...range).map((name) => [...name].length));
+  const [left, top] = [rows, cols].map((range, way) =>
+    labeled ? Math.min(84, 12 + 6 * Math.max(...lengths(way, range))) : 16,
+  );
   const cell = Math.min(GREATEST, (width - left - 2) / width_);
   const size = { width: left + width_ * cell + 2, height: top + height_ * cell + 2 };
   const figure = s("svg", {

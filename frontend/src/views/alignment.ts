@@ -5,12 +5,12 @@ import { interval, meansOnly, type Context, type Panel } from "../context";
 import { layerName, queriesOf, type Text } from "../data";
 import { actionButton, choice, fill, h, s } from "../dom";
 import { pauses } from "../pause";
-import { counted, shown } from "../format";
+import { counted, inCell, shown } from "../format";
 import type { View } from "../registry";
 import type { Range } from "../source";
 import { within } from "../steps";
 import { unknownNote } from "../unknown";
-import { cutName, wordNames } from "../word_names";
+import { cutName, namesOfMap } from "../word_names";
 
 const [SHOWN, FEWEST, PITCH] = [60, 16, 11]; // words on a side: at most, at least; pixels between words, so that their names do not touch
 const READINGS: Record<string, string> = {
@@ -197,10 +197,7 @@ function alignmentView(context: Context): Panel {
 
   function matrix(weights: Float32Array, rows: Range, cols: Range, all: number): SVGSVGElement {
     const { text, colors } = context;
-    const names = [
-      wordNames(queriesOf(text)).slice(...rows),
-      wordNames(text.tokens).slice(...cols),
-    ];
+    const names = namesOfMap(text).map((all, way) => all.slice(...[rows, cols][way]));
     const [tall, wide] = names.map((each) => each.length);
     const [left, top] = names.map(roomOf);
     const cell = Math.max(PITCH, Math.min(26, 420 / tall, Math.min(420, all - left - 4) / wide));
@@ -226,6 +223,7 @@ function alignmentView(context: Context): Panel {
       tall: cell,
       gap: [0.6, 0.6],
       color: (i, j) => colors.weight(weights[i * wide + j]),
+      said: (i, j) => inCell(weights[i * wide + j]),
       title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${shown(weights[i * wide + j])}`,
     });
     const gold = text.gold.filter(
