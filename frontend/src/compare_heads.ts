@@ -2,7 +2,7 @@
 import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
 import { layerName, queriesOf, type Text } from "./data";
-import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
+import { actionButton, choice, cut, fill, h, hint, strong, table } from "./dom";
 import { exact, shown } from "./format";
 import { differenceLegend } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
@@ -379,30 +379,17 @@ export function comparedHeads(context: Context): PinsPanel {
         {},
         h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
         hint("The words whose weights differ most. The arrow keys move the word and the key."),
-        h(
-          "table",
-          { class: "numbers changes" },
-          h(
-            "thead",
-            {},
+        table(
+          "numbers changes",
+          ["attends to", "A", "B", "A − B"],
+          listed.map((at) =>
             h(
               "tr",
               {},
-              ...["attends to", "A", "B", "A − B"].map((name) => h("th", { scope: "col" }, name)),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            ...listed.map((at) =>
-              h(
-                "tr",
-                {},
-                h("th", { scope: "row", dir: "auto" }, ofKeys[at]),
-                h("td", {}, shown(a[at])),
-                h("td", {}, shown(b[at])),
-                h("td", {}, signed(a[at] - b[at])),
-              ),
+              h("th", { scope: "row", dir: "auto" }, ofKeys[at]),
+              h("td", {}, shown(a[at])),
+              h("td", {}, shown(b[at])),
+              h("td", {}, signed(a[at] - b[at])),
             ),
           ),
         ),

@@ -4,7 +4,19 @@ import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
 import { hasSameHeads, queriesOf, shortName, type Text } from "./data";
-import { actionButton, choice, cut, fill, h, hint, joins, strong, visible } from "./dom";
+import {
+  actionButton,
+  choice,
+  cut,
+  fill,
+  h,
+  hint,
+  spaced,
+  strong,
+  table,
+  visible,
+  weighed,
+} from "./dom";
 import { shown } from "./format";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
@@ -253,11 +265,6 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
   function column({ text, query, rows }: Side, choose: (query: number) => void): HTMLElement {
     const row = query < 0 ? null : rows[context.state.head];
     const best = row ? strongest(row, 3) : [];
-    const links = best.flatMap((at, n) => [
-      n ? ", " : "",
-      strong(visible(text.tokens[at])),
-      ` ${shown(row![at])}`,
-    ]);
     return h(
       "section",
       { class: "side" },
@@ -279,7 +286,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
           ? [
               strong(visible(queriesOf(text)[query])),
               text.attribution ? " depends on " : " attends to ",
-              ...links,
+              ...weighed(text.tokens, row, best),
               ".",
             ]
           : ["This text has no word in the place of the chosen one. Choose one here."]),
@@ -354,35 +361,35 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     choose: ((at: number) => void) | null,
     special: Set<number>,
   ): HTMLElement {
-    const [first, last] = interval(Math.max(query, 0), WORDS, tokens.length);
-    const box = h("div", {
-      class: "words",
-      dir: directionOf(tokens, special),
-      ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}),
-    });
-    for (let at = first; at < last; at++) {
-      if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
+    const range = interval(Math.max(query, 0), WORDS, tokens.length);
+    const word = (at: number) => {
       const span = h(
         "span",
         {
           class: special.has(at) ? "special" : "word",
           dir: "auto",
           title: row ? `${visible(tokens[at])}: ${shown(row[at])}` : visible(tokens[at]),
+          ...(choose
+            ? { role: "option", "aria-selected": String(at === query), onclick: () => choose(at) }
+            : {}),
         },
         visible(tokens[at]),
       );
-      if (choose) {
-        span.setAttribute("role", "option");
-        span.setAttribute("aria-selected", String(at === query));
-        span.addEventListener("click", () => choose(at));
-      }
       if (row) {
         span.style.background = context.colors.weight(row[at]);
         span.style.color = context.colors.textOn(row[at]);
       }
-      box.append(span);
-    }
-    return box;
+      return span;
+    };
+    return h(
+      "div",
+      {
+        class: "words",
+        dir: directionOf(tokens, special),
+        ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}),
+      },
+      ...spaced(tokens, range, word),
+    );
   }
 
   function drawChanges(text: Text, other: Text, found: Change[] | null, query: number) {
@@ -402,45 +409,30 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       h(
         "div",
         { class: "scroll" },
-        h(
-          "table",
-          { class: "changes" },
-          h(
-            "thead",
-            {},
+        table(
+          "changes",
+          ["head", "change", "most on (first)", "most on (second)"],
+          found.map(({ layer, head, change, keys, weights }) =>
             h(
               "tr",
               {},
-              ...["head", "change", "most on (first)", "most on (second)"].map((name) =>
-                h("th", { scope: "col" }, name),
-              ),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            ...found.map(({ layer, head, change, keys, weights }) =>
               h(
-                "tr",
-                {},
-                h(
-                  "th",
-                  { scope: "row" },
-                  actionButton(
-                    {
-                      class: "line",
-                      "aria-pressed": String(
-                        layer === context.state.layer && head === context.state.head,
-                      ),
-                      onclick: () => context.set({ layer, head }),
-                    },
-                    shortName(text.layers[layer], head),
-                  ),
+                "th",
+                { scope: "row" },
+                actionButton(
+                  {
+                    class: "line",
+                    "aria-pressed": String(
+                      layer === context.state.layer && head === context.state.head,
+                    ),
+                    onclick: () => context.set({ layer, head }),
+                  },
+                  shortName(text.layers[layer], head),
                 ),
-                h("td", { class: "number" }, shown(change)),
-                best(weights[0], keys[0], text),
-                best(weights[1], keys[1], other),
               ),
+              h("td", { class: "number" }, shown(change)),
+              best(weights[0], keys[0], text),
+              best(weights[1], keys[1], other),
             ),
           ),
         ),

@@ -2,7 +2,7 @@
 import { Colors, scaleOf, SCALES } from "./color";
 import { headName, interval, type Context } from "./context";
 import { layerLabel, queriesOf, type Text } from "./data";
-import { actionButton, choice, cut, fill, h, hint, s, segments, visible } from "./dom";
+import { actionButton, choice, cut, fill, h, hint, labelled, s, segments, visible } from "./dom";
 import {
   TALLEST,
   FONT,
@@ -179,14 +179,7 @@ const serialized = (figure: Figure) => new XMLSerializer().serializeToString(fig
 export const documentOf = (figure: Figure) =>
   printedPage(serialized(figure), figure.width, figure.height, figure.name);
 
-export interface FigureSheet {
-  element: HTMLDialogElement;
-  update(): void;
-  beforePrint(): Promise<void>;
-  afterPrint(): void;
-}
-
-export function figureSheet(context: Context): FigureSheet {
+export function figureSheet(context: Context) {
   const controls = h("div", { class: "controls" });
   const preview = h("div", { class: "figure-paper" });
   const status = h("p", { class: "hint", role: "status" });
@@ -325,10 +318,8 @@ export function figureSheet(context: Context): FigureSheet {
           ]),
         (value) => change({ query: Number(value) }),
       ),
-      h(
-        "label",
-        { class: "choice" },
-        h("span", {}, "Tokens"),
+      labelled(
+        "Tokens",
         h("input", {
           size: 9,
           value: state.span,

@@ -1,11 +1,20 @@
 // The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
 import { interval, headName, inText, place, strongest, type Context } from "./context";
-import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
+import {
+  bytes,
+  layerLabel,
+  mostHeads,
+  type Pool,
+  queriesOf,
+  shortName,
+  statisticsOf,
+  weightOf,
+} from "./data";
 import { textOver } from "./color";
 import { chosenSides, differenceOf, haveSameSizes } from "./compare_heads";
 import { canCompareTexts, textsOfFigure } from "./compare_texts";
 import { cut, s } from "./dom";
-import { inCell, shown, statisticInCell } from "./format";
+import { inCell, rangeOf, shown, statisticInCell } from "./format";
 import { differenceLegend, legendInPoints, rangeLegend } from "./legend";
 import { ARCS, arcOf, heightOf, LEAST, spot, widestOf } from "./arcs";
 import {
@@ -144,7 +153,7 @@ function rowsOf(
       : "weight";
   return Array.from(values, (value, at) => [
     panel,
-    layerLabel(context.text.layers[layer]),
+    layerLabel(text.layers[layer]),
     head,
     quantity,
     ...part(first[0] + Math.floor(at / cols) * size, queriesOf(text)),
@@ -167,12 +176,12 @@ async function wordsWithArcs(frame: Frame): Promise<Drawn> {
   const one = [...heads.values()].flat().length === 1;
   const label = one
     ? String([...heads.values()].flat()[0])
-    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(context.text.layers[layer])}: ${list.join(" ")}`).join("; ")}`;
+    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(text.layers[layer])}: ${list.join(" ")}`).join("; ")}`;
   const rows: Row[] = [];
   for (let j = keys[0]; j < keys[1]; j++)
     rows.push([
       "words",
-      one || heads.size === 1 ? layerLabel(context.text.layers[[...heads.keys()][0]]) : "all",
+      one || heads.size === 1 ? layerLabel(text.layers[[...heads.keys()][0]]) : "all",
       label,
       "weight",
       ...pair(text, state.query, j),
@@ -437,7 +446,7 @@ async function heads(frame: Frame): Promise<Drawn> {
   const { text, state, source } = context;
   const order = headOrder(context);
   const grouped = state.sort === "layer";
-  const most = Math.max(...text.layers.map((layer) => layer.heads.length));
+  const most = mostHeads(text);
   const name =
     Math.max(
       ...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL)),
@@ -447,8 +456,7 @@ async function heads(frame: Frame): Promise<Drawn> {
     : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
   const left = grouped
-    ? 12 +
-      Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)))
+    ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(text.layers[at]), SMALL)))
     : 0;
   const nameHeight = grouped ? 0 : 9;
   const pitch = Math.min(44, (width - left) / columns, (frame.tallest - 12) / count - nameHeight);
@@ -514,14 +522,14 @@ async function heads(frame: Frame): Promise<Drawn> {
   };
 }
 
-function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
+function headNumbers({ text }: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
   const every = Math.max(1, Math.ceil(10 / pitch));
   for (let head = 0; head < most; head += every)
     node.append(write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
-  context.text.layers.forEach((_, layer) => {
+  text.layers.forEach((_, layer) => {
     if (layer % every === 0)
       node.append(
-        write(layerLabel(context.text.layers[layer]), left - 3, top + (layer + 0.46) * pitch, {
+        write(layerLabel(text.layers[layer]), left - 3, top + (layer + 0.46) * pitch, {
           anchor: "end",
         }),
       );
@@ -551,7 +559,7 @@ function smallRows(
   };
   return Array.from(values, (value, at) => [
     "heads",
-    layerLabel(context.text.layers[layer]),
+    layerLabel(text.layers[layer]),
     head,
     whole ? "weight" : "weight of a cell",
     ...part(queriesOf(text), rows, Math.floor(at / cols)),
@@ -699,16 +707,15 @@ function legendBelow(node: SVGGElement, legend: SVGSVGElement, [x, y]: number[])
 async function statistics(frame: Frame): Promise<Drawn> {
   const { context, width } = frame;
   const { text, state, source } = context;
-  const names = Object.keys(text.layers[0].heads[0].values);
+  const names = statisticsOf(text);
   const name = names.includes(state.color) ? state.color : names[0];
-  const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
+  const columns = mostHeads(text);
   const left =
-    22 +
-    Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
+    22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(text.layers[at]), SMALL)));
   const cell = Math.min(32, (width - left) / columns);
   const tall = Math.min(14, (frame.tallest - 60) / text.layers.length);
   const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
-  const [least, most] = [Math.min(...values.flat()), Math.max(...values.flat())];
+  const [least, most] = rangeOf(values.flat());
   const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
   const node = s("g", {});
   const rows: Row[] = [];
@@ -732,17 +739,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
             fill: frame.colors.on(share(value)),
           }),
         );
-      rows.push([
-        "statistics",
-        layerLabel(context.text.layers[layer]),
-        head,
-        name,
-        "",
-        "",
-        "",
-        "",
-        value,
-      ]);
+      rows.push(["statistics", layerLabel(text.layers[layer]), head, name, "", "", "", "", value]);
     });
   });
   const every = Math.max(1, Math.ceil(10 / cell));
@@ -752,7 +749,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
   values.forEach((_, layer) => {
     if (layer % each === 0)
       node.append(
-        write(layerLabel(context.text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, {
+        write(layerLabel(text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, {
           anchor: "end",
         }),
       );

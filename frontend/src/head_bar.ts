@@ -2,18 +2,12 @@
 // the same, so that the keyboard keeps its place.
 import { changeDetector } from "./changes";
 import { headName, type Context } from "./context";
-import { layerLabel, rolesOf } from "./data";
+import { everyHead, layerLabel, rolesOf } from "./data";
 import { headsInWords, shownMean } from "./head_sets";
 import { choice, fill, h, signButton, strong } from "./dom";
 import { isWithoutHead } from "./registry";
 
-export interface HeadBar {
-  element: HTMLElement;
-  draw(): void;
-  turn(by: number): void;
-}
-
-export function headBar(context: Context): HeadBar {
+export function headBar(context: Context) {
   const element = h("section", { class: "bar", "aria-label": "Layer and head" });
   const title = h("h1", { dir: "auto" });
   const isNew = changeDetector();
@@ -21,10 +15,9 @@ export function headBar(context: Context): HeadBar {
   // Go to the next head, through all layers.
   function turn(by: number) {
     const { state, text } = context;
-    const all = text.layers.flatMap((layer, at) => layer.heads.map((_, head) => [at, head]));
-    const here = all.findIndex(([layer, head]) => layer === state.layer && head === state.head);
-    const [layer, head] = all[(here + by + all.length) % all.length];
-    context.set({ layer, head });
+    const all = everyHead(text);
+    const here = all.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
+    context.set(all[(here + by + all.length) % all.length]);
     context.tell(headName(context));
   }
 

@@ -1,6 +1,6 @@
 // Sets of heads: which heads a view shows together, how a link writes them, and the color of each.
 import { SERIES } from "./color";
-import { layerName, queriesOf, shortName, type Text } from "./data";
+import { everyHead, layerName, queriesOf, shortName, type Text } from "./data";
 import type { Source } from "./source";
 import type { State } from "./state";
 
@@ -34,10 +34,9 @@ function namedHeads({ state, text }: Shown): Head[] {
 // The heads that a view shows together, in the order of the link.
 export function listedHeads(context: Shown): Head[] {
   const { state, text } = context;
-  const everyone = (layer: number) =>
-    text.layers[layer].heads.map((_, head): Head => [layer, head]);
-  if (state.heads === "all") return text.layers.flatMap((_, layer) => everyone(layer));
-  if (state.heads === "layer") return everyone(state.layer);
+  const all = () => everyHead(text).map(({ layer, head }): Head => [layer, head]);
+  if (state.heads === "all") return all();
+  if (state.heads === "layer") return all().filter(([layer]) => layer === state.layer);
   const chosen = isChosen(state) ? namedHeads(context) : [];
   return chosen.length ? chosen : [[state.layer, state.head]];
 }

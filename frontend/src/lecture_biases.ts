@@ -57,19 +57,12 @@ const effects = {
 
 export const biasLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const one = (label: string, name: "heads" | "head" | "power", range: number[]) =>
-        dial(label, chosen[name], range, effects[name], (value) => {
-          chosen[name] = value;
-          changed();
-        });
-      return [
-        names("Bias", chosen, "bias", BIASES, effects, changed),
-        one("Head", "head", [0, 15, 1]),
-        one("Number of heads", "heads", [1, 16, 1]),
-        one("Length of the text", "power", [3, 11, 1]),
-      ];
-    },
+    (changed) => [
+      names("Bias", chosen, "bias", BIASES, effects, changed),
+      dial("Head", chosen, "head", [0, 15, 1], effects, changed),
+      dial("Number of heads", chosen, "heads", [1, 16, 1], effects, changed),
+      dial("Length of the text", chosen, "power", [3, 11, 1], effects, changed),
+    ],
     () => [
       figure(
         "What is added to the score",

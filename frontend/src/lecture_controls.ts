@@ -1,7 +1,8 @@
 // What the lectures share: a control with a sentence about its effect, and a figure that can be saved.
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { h } from "./dom";
+import { h, table } from "./dom";
+import { counted } from "./format";
 
 export type Lecture = (context: Context) => HTMLElement[];
 export interface Control {
@@ -22,27 +23,31 @@ function control(label: string, input: HTMLElement, effect: () => string): Contr
   };
 }
 
-// A slider; `effect` says in a sentence what its value does.
-export function dial(
+// A slider for `state[name]`; `effects[name]` says in a sentence what its value does.
+export function dial<K extends string>(
   label: string,
-  value: number,
+  state: Record<K, number>,
+  name: K,
   [low, high, step]: number[],
-  effect: () => string,
-  moved: (value: number) => void,
+  effects: Record<K, () => string>,
+  changed: () => void,
 ): Control {
   const input = h("input", {
     type: "range",
     min: low,
     max: high,
     step,
-    value,
+    value: state[name],
     "aria-label": label,
-    oninput: () => moved(Number(input.value)),
+    oninput: () => {
+      state[name] = Number(input.value);
+      changed();
+    },
   });
-  return control(label, input, effect);
+  return control(label, input, effects[name]);
 }
 
-export function list(
+function list(
   label: string,
   value: string,
   options: [string, string][],
@@ -56,6 +61,24 @@ export function list(
   );
   return control(label, input, effect);
 }
+
+// The base of periods: positions and RoPE have one.
+export const baseList = (
+  label: string,
+  state: { base: number },
+  effect: () => string,
+  changed: () => void,
+) =>
+  list(
+    label,
+    String(state.base),
+    [100, 10_000, 500_000].map((base) => [String(base), counted(base)]),
+    effect,
+    (value) => {
+      state.base = Number(value);
+      changed();
+    },
+  );
 
 // A list of names; the chosen one is `state[name]`, and `effects[name]` says in a sentence what it does.
 export function names<K extends string>(
@@ -75,16 +98,7 @@ export function names<K extends string>(
 
 // A table of numbers, which scrolls where it is wider than its room.
 export const numbersTable = (heads: string[], rows: HTMLElement[]) =>
-  h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      { class: "numbers steps" },
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, ...rows),
-    ),
-  );
+  h("div", { class: "scroll" }, table("numbers steps", heads, rows));
 
 // The controls of a lecture and its figures; `draw` makes the figures again after every change.
 export function withControls(

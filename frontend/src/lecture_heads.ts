@@ -52,16 +52,10 @@ const effects = {
 
 export const headLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const setting = (name: "power" | "length") => (value: number) => {
-        chosen[name] = value;
-        changed();
-      };
-      return [
-        dial("Number of heads", chosen.power, [0, 5, 1], effects.power, setting("power")),
-        dial("Tokens", chosen.length, [2, TOKENS.length, 1], effects.length, setting("length")),
-      ];
-    },
+    (changed) => [
+      dial("Number of heads", chosen, "power", [0, 5, 1], effects, changed),
+      dial("Tokens", chosen, "length", [2, TOKENS.length, 1], effects, changed),
+    ],
     () => {
       const found = maps();
       const said =

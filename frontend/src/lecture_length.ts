@@ -78,19 +78,12 @@ const effects = {
 
 export const lengthLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const one = (label: string, name: keyof typeof powers, range: number[]) =>
-        dial(label, powers[name], [...range, 1], effects[name], (value) => {
-          powers[name] = value;
-          changed();
-        });
-      return [
-        one("Tokens n", "length", [SHORT, LONG]),
-        one("Width d", "width", [4, 13]),
-        one("Heads h", "heads", [0, 5]),
-        one("Window w", "window", [1, 12]),
-      ];
-    },
+    (changed) => [
+      dial("Tokens n", powers, "length", [SHORT, LONG, 1], effects, changed),
+      dial("Width d", powers, "width", [4, 13, 1], effects, changed),
+      dial("Heads h", powers, "heads", [0, 5, 1], effects, changed),
+      dial("Window w", powers, "window", [1, 12, 1], effects, changed),
+    ],
     () => [
       figure(
         "Multiplications by length",

@@ -165,22 +165,10 @@ export const maskGallery: Lecture = (_: Context) => [
   ),
   ...withControls(
     (changed) => [
-      dial("Window", sizes.window, [1, 16, 1], effects.window, (value) => {
-        sizes.window = value;
-        changed();
-      }),
-      dial("Gap of the dilated window", sizes.gap, [1, 6, 1], effects.gap, (value) => {
-        sizes.gap = value;
-        changed();
-      }),
-      dial("Tokens in a block", sizes.block, [2, 10, 1], effects.block, (value) => {
-        sizes.block = value;
-        changed();
-      }),
-      dial("Tokens in the prefix", sizes.prefix, [0, 40, 1], effects.prefix, (value) => {
-        sizes.prefix = value;
-        changed();
-      }),
+      dial("Window", sizes, "window", [1, 16, 1], effects, changed),
+      dial("Gap of the dilated window", sizes, "gap", [1, 6, 1], effects, changed),
+      dial("Tokens in a block", sizes, "block", [2, 10, 1], effects, changed),
+      dial("Tokens in the prefix", sizes, "prefix", [0, 40, 1], effects, changed),
     ],
     () => masks().map(card),
     "masks",

@@ -4,7 +4,16 @@ import { interpolateRgb } from "d3-interpolate";
 import { bandCells } from "./chart";
 import { SERIES } from "./color";
 import type { Context } from "./context";
-import { dial, figure, withControls, list, roomOf, STYLE, type Lecture } from "./lecture_controls";
+import { counted } from "./format";
+import {
+  baseList,
+  dial,
+  figure,
+  withControls,
+  roomOf,
+  STYLE,
+  type Lecture,
+} from "./lecture_controls";
 
 const sizes = { positions: 64, width: 32, base: 10000 };
 const angle = (position: number, channel: number) =>
@@ -90,47 +99,22 @@ function products(context: Context) {
   });
 }
 
+const effects = {
+  positions: () =>
+    `Length ${sizes.positions}: the table has ${sizes.positions} rows, one for each token.`,
+  width: () =>
+    `Width ${sizes.width}: ${sizes.width / 2} pairs of a sine and a cosine, each pair slower than the pair before.`,
+  base: () =>
+    `Base ${counted(sizes.base)}: the fastest pair repeats after 6.3 positions, the slowest after ` +
+    `${counted(Math.round(longest()))}.`,
+};
+
 export const positions: Lecture = (context) =>
   withControls(
     (changed) => [
-      dial(
-        "Length of the text",
-        sizes.positions,
-        [16, 128, 8],
-        () =>
-          `Length ${sizes.positions}: the table has ${sizes.positions} rows, one for each token.`,
-        (value) => {
-          sizes.positions = value;
-          changed();
-        },
-      ),
-      dial(
-        "Width of a vector",
-        sizes.width,
-        [8, 64, 4],
-        () =>
-          `Width ${sizes.width}: ${sizes.width / 2} pairs of a sine and a cosine, each pair slower than the pair before.`,
-        (value) => {
-          sizes.width = value;
-          changed();
-        },
-      ),
-      list(
-        "Base of the periods",
-        String(sizes.base),
-        [
-          ["100", "100"],
-          ["10000", "10,000"],
-          ["500000", "500,000"],
-        ],
-        () =>
-          `Base ${sizes.base.toLocaleString("en")}: the fastest pair repeats after 6.3 positions, the slowest after ` +
-          `${Math.round(longest()).toLocaleString("en")}.`,
-        (value) => {
-          sizes.base = Number(value);
-          changed();
-        },
-      ),
+      dial("Length of the text", sizes, "positions", [16, 128, 8], effects, changed),
+      dial("Width of a vector", sizes, "width", [8, 64, 4], effects, changed),
+      baseList("Base of the periods", sizes, effects.base, changed),
     ],
     () => [
       figure(

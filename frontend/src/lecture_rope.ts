@@ -4,7 +4,15 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { counted, plural, shown } from "./format";
 import { decay, dot, normals, rotated } from "./formulas";
-import { dial, figure, list, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+import {
+  baseList,
+  dial,
+  figure,
+  roomOf,
+  STYLE,
+  withControls,
+  type Lecture,
+} from "./lecture_controls";
 
 const chosen = { query: 9, key: 4, shift: 0, pair: 0, width: 16, base: 10000 };
 const FAR = 256;
@@ -96,31 +104,14 @@ const effects = {
 
 export const ropeLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const one = (label: string, name: keyof typeof effects, range: number[]) =>
-        dial(label, chosen[name], range, effects[name], (value) => {
-          chosen[name] = value;
-          changed();
-        });
-      const bases = ["100", "10000", "500000"];
-      return [
-        one("Position of the query", "query", [0, 64, 1]),
-        one("Position of the key", "key", [0, 64, 1]),
-        one("Shift both", "shift", [0, 1000, 10]),
-        one("Pair of channels", "pair", [0, 31, 1]),
-        one("Width of a vector", "width", [4, 64, 4]),
-        list(
-          "Base",
-          String(chosen.base),
-          bases.map((base) => [base, counted(Number(base))]),
-          effects.base,
-          (value) => {
-            chosen.base = Number(value);
-            changed();
-          },
-        ),
-      ];
-    },
+    (changed) => [
+      dial("Position of the query", chosen, "query", [0, 64, 1], effects, changed),
+      dial("Position of the key", chosen, "key", [0, 64, 1], effects, changed),
+      dial("Shift both", chosen, "shift", [0, 1000, 10], effects, changed),
+      dial("Pair of channels", chosen, "pair", [0, 31, 1], effects, changed),
+      dial("Width of a vector", chosen, "width", [4, 64, 4], effects, changed),
+      baseList("Base", chosen, effects.base, changed),
+    ],
     () => [
       figure(
         `Pair ${pair()} of the query and of the key`,

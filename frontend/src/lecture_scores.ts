@@ -128,18 +128,9 @@ export const scores: Lecture = (context) =>
     (changed) => [
       names("Score", query, "score", SCORES, effects, changed),
       names("Normalizer", query, "normalizer", NORMALIZERS, effects, changed),
-      dial("Temperature", query.temperature, [0.1, 4, 0.1], effects.temperature, (value) => {
-        query.temperature = value;
-        changed();
-      }),
-      dial("Direction of the query", query.angle, [-180, 180, 5], effects.angle, (value) => {
-        query.angle = value;
-        changed();
-      }),
-      dial("Length of the query", query.size, [0.2, 3, 0.1], effects.size, (value) => {
-        query.size = value;
-        changed();
-      }),
+      dial("Temperature", query, "temperature", [0.1, 4, 0.1], effects, changed),
+      dial("Direction of the query", query, "angle", [-180, 180, 5], effects, changed),
+      dial("Length of the query", query, "size", [0.2, 3, 0.1], effects, changed),
     ],
     () => {
       const rows = rowsOf();

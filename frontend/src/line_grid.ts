@@ -1,6 +1,6 @@
 // The grid of all heads as lines on a dark ground: a layer is drawn as it comes into view.
 import { headName, interval, type Context } from "./context";
-import { queriesOf, rolesOf } from "./data";
+import { mostHeads, queriesOf, rolesOf } from "./data";
 import { changeDetector } from "./changes";
 import { fill, h, hint, s } from "./dom";
 import { shown } from "./format";
@@ -133,7 +133,7 @@ export function lineGrid(context: Context): HeadGrid {
     watch.disconnect();
     strongest.clear();
     const { state, text } = context;
-    const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
+    const columns = mostHeads(text);
     const tall = Math.max(48, (0.86 * window.innerHeight) / text.layers.length); // all layers on a screen, if they are not many
     size = Math.max(LEAST, Math.min(GREATEST, tall, (element.clientWidth - LABELS - 18) / columns));
     const width = LABELS + columns * size;

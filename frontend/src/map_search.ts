@@ -4,17 +4,12 @@ import { queriesOf } from "./data";
 import { h } from "./dom";
 import { placesOf } from "./word_names";
 
-export interface MapSearch {
-  element: HTMLInputElement;
-  focus(): void;
-}
-
 // `show` moves the map to a pair, `none` says that no token matches.
 export function mapSearch(
   context: Context,
   show: (i: number, j: number) => void,
   none: (wish: string) => void,
-): MapSearch {
+) {
   let matches: number[] = [];
   let asked = "";
   const element = h("input", {

@@ -12,13 +12,7 @@ interface Found {
   k: Float32Array;
 }
 
-export interface WhyWeight {
-  element: HTMLElement;
-  update(): void;
-  close(): void;
-}
-
-export function whyWeight(context: Context): WhyWeight {
+export function whyWeight(context: Context) {
   const body = h("div", {});
   const element = h(
     "details",

@@ -5,13 +5,7 @@ import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
 import { weightLegend } from "./legend";
 
-export interface ScaleRow {
-  element: HTMLElement;
-  update(): void;
-  keysPerCell(keys: number): void;
-}
-
-export function scaleRow(context: Context): ScaleRow {
+export function scaleRow(context: Context) {
   const element = h("section", { class: "scale", "aria-label": "Color scale" });
   let keys = 1; // how many keys a cell of the view sums over
   const isNew = changeDetector();
@@ -32,7 +26,7 @@ export function scaleRow(context: Context): ScaleRow {
   return {
     element,
     update,
-    keysPerCell(count) {
+    keysPerCell(count: number) {
       keys = count;
       update();
     },
