@@ -4,6 +4,7 @@ import { interval, place, type Context, type Panel as PinsPanel } from "./contex
 import { layerName, queriesOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, strong, table } from "./dom";
 import { exact, shown } from "./format";
+import { headChoices } from "./head_choice";
 import { differenceLegend } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
@@ -90,29 +91,23 @@ export function comparedHeads(context: Context): PinsPanel {
       context.set({
         pins: asPins(sides.map((one, n) => (n === at ? { ...one.place, ...part } : one.place))),
       });
-    const [{ place, text, letter }, name] = [side, (what: string) => `${what} of ${side.letter}`];
+    const { place, text, letter } = side;
     return h(
       "span",
       { class: "pin-side", role: "group", "aria-label": `Side ${letter}` },
       h("span", { class: "pin-letter" }, letter),
       titles.filter(Boolean).length > 1 &&
         choice(
-          name("Text"),
+          `Text of ${letter}`,
           String(place.text),
           titles.flatMap((title, n): [string, string][] => [[String(n), cut(title, 30)]]),
           (value) => change({ text: Number(value) }),
         ),
-      choice(
-        name("Layer"),
-        String(place.layer),
-        text.layers.map((layer, n) => [String(n), cut(layerName(layer), 24)]),
-        (value) => change({ layer: Number(value), head: 0 }),
-      ),
-      choice(
-        name("Head"),
-        String(place.head),
-        text.layers[place.layer].heads.map((_, n) => [String(n), String(n)]),
-        (value) => change({ head: Number(value) }),
+      ...headChoices(
+        text,
+        place,
+        (part) => change({ ...(part.layer === undefined ? {} : { head: 0 }), ...part }),
+        ` of ${letter}`,
       ),
     );
   }
@@ -226,14 +221,12 @@ export function comparedHeads(context: Context): PinsPanel {
     );
     const drawn = sides.map((side, at) => ({
       caption: captionOf(side),
-      panel: panelOf(
-        grids[at],
-        namesOfMap(side.text),
+      panel: panelOf(grids[at], namesOfMap(side.text), {
         width,
-        weight,
-        `Weights of side ${side.letter}`,
+        color: weight,
+        label: `Weights of side ${side.letter}`,
         onCell,
-      ),
+      }),
     }));
     panels = drawn.map(({ panel }) => panel);
     const figures = drawn.map(({ caption, panel }) => figureOf(caption, panel));
@@ -251,15 +244,12 @@ export function comparedHeads(context: Context): PinsPanel {
     else {
       const [values, most] = differenceOf(grids);
       const color = colors.difference(most || 1);
-      const merged = bothNames();
-      const panel = panelOf(
-        { ...grids[0], values },
-        merged,
+      const panel = panelOf({ ...grids[0], values }, bothNames(), {
         width,
         color,
-        "Differences of the weights",
+        label: "Differences of the weights",
         onCell,
-      );
+      });
       panels.push(panel);
       figures.push(figureOf([strong("A − B")], panel));
       key.append(

@@ -315,18 +315,15 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       cols: [0, sizes[1]] as [number, number],
       level,
     };
-    const label = `All weights of ${inText(headName(context))} on this text`;
-    const panel = panelOf(
-      grid,
-      namesOfMap(text),
+    const panel = panelOf(grid, namesOfMap(text), {
       width,
-      (weight) => colors.weight(weight),
-      label,
-      (pair, click) => {
+      color: (weight) => colors.weight(weight),
+      label: `All weights of ${inText(headName(context))} on this text`,
+      onCell: (pair, click) => {
         if (pair && click) choose(pair[0]);
       },
-      namesOfMap(beside),
-    );
+      beside: namesOfMap(beside),
+    });
     panel.mark([query, -1]);
     return h(
       "section",

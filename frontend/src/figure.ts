@@ -1,7 +1,7 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
 import { Colors, scaleOf, SCALES } from "./color";
 import { headName, interval, type Context } from "./context";
-import { layerLabel, queriesOf, type Text } from "./data";
+import { queriesOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, labelled, s, segments, visible } from "./dom";
 import {
   TALLEST,
@@ -16,6 +16,7 @@ import {
   type Drawn,
   type Frame,
 } from "./figure_frame";
+import { headChoices } from "./head_choice";
 import { legendInPoints, weightLegend } from "./legend";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
 import {
@@ -292,21 +293,10 @@ export function figureSheet(context: Context) {
     fill(
       controls,
       panels,
-      choice(
-        "Layer",
-        String(state.layer),
-        text.layers.map((layer, at) => [String(at), layerLabel(layer)]),
-        (value) => {
-          change({ layer: Number(value) });
-          drawControls();
-        },
-      ),
-      choice(
-        "Head",
-        String(state.head),
-        text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
-        (value) => change({ head: Number(value) }),
-      ),
+      ...headChoices(text, state, (part) => {
+        change(part);
+        if (part.layer !== undefined) drawControls();
+      }),
       choice(
         "Word",
         String(state.query),

@@ -81,6 +81,13 @@ export function write(
   );
 }
 export const round = (value: number) => Math.round(value * 100) / 100;
+// The place and the size of a rectangle.
+export const box = ([x, y, width, height]: number[]) => ({
+  x: round(x),
+  y: round(y),
+  width: round(width),
+  height: round(height),
+});
 
 // A matrix of cells, rectangles if they are few, and a picture with sharp cells if they are many.
 export function weightCells(
@@ -97,20 +104,14 @@ export function weightCells(
       for (let j = 0; j < cols; j++)
         group.append(
           s("rect", {
-            x: round(x + j * cell),
-            y: round(y + i * tall),
-            width: round(cell),
-            height: round(tall),
+            ...box([x + j * cell, y + i * tall, cell, tall]),
             fill: color(values[i * cols + j]),
           }),
         );
   } else group.append(cellImage(values, rows, cols, [x, y, cols * cell, rows * tall], color));
   group.append(
     s("rect", {
-      x: round(x),
-      y: round(y),
-      width: round(cols * cell),
-      height: round(rows * tall),
+      ...box([x, y, cols * cell, rows * tall]),
       fill: "none",
       stroke: LINE,
       "stroke-width": 0.5,
@@ -155,10 +156,7 @@ export function cellImage(
   brush.imageSmoothingEnabled = false;
   brush.drawImage(small, 0, 0, large.width, large.height);
   return s("image", {
-    x: round(x),
-    y: round(y),
-    width: round(width),
-    height: round(height),
+    ...box([x, y, width, height]),
     preserveAspectRatio: "none",
     href: large.toDataURL(),
   });

@@ -18,6 +18,7 @@ import { inCell, rangeOf, shown, statisticInCell } from "./format";
 import { differenceLegend, legendInPoints, rangeLegend } from "./legend";
 import { ARCS, arcOf, heightOf, LEAST, spot, widestOf } from "./arcs";
 import {
+  box,
   cellImage,
   cellsByColor,
   gutter,
@@ -131,6 +132,12 @@ async function region(
   };
 }
 
+// The place and the name of a token, or of the first and the last one of a cell.
+const tokensInRow = (tokens: string[], first: number, last: number) =>
+  first === last
+    ? [first, tokens[first]]
+    : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
+
 function rowsOf(
   context: Context,
   panel: string,
@@ -141,10 +148,8 @@ function rowsOf(
   const { text } = context;
   const { values, cols, level, first } = found;
   const size = 2 ** level;
-  const part = (at: number, tokens: string[]) => {
-    const last = Math.min(at + size, tokens.length) - 1;
-    return size > 1 ? [`${at}-${last}`, `${tokens[at]} … ${tokens[last]}`] : [at, tokens[at]];
-  };
+  const part = (at: number, tokens: string[]) =>
+    tokensInRow(tokens, at, Math.min(at + size, tokens.length) - 1);
   const quantity =
     size > 1
       ? context.state.pool === "max"
@@ -270,23 +275,25 @@ function selfWords(
     const said = arcWeight(most.weight);
     const wide = widthOf(said, SMALL) + 3;
     node.append(
-      s("rect", {
-        x: round(x - wide / 2),
-        y: round(y - 4),
-        width: round(wide),
-        height: 8,
-        fill: "#ffffff",
-      }),
+      s("rect", { ...box([x - wide / 2, y - 4, wide, 8]), fill: "#ffffff" }),
       write(said, x, y, { anchor: "middle" }),
     );
   }
   tokens.forEach((token, j) => {
-    box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here);
+    wordBox(
+      frame,
+      node,
+      token,
+      [at[j], top, wide[j], tall],
+      weights[first + j],
+      turned,
+      j === here,
+    );
   });
   return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
 }
 
-function box(
+function wordBox(
   frame: Frame,
   node: SVGGElement,
   token: string,
@@ -298,10 +305,7 @@ function box(
   node.append(
     s("rect", {
       class: "cell",
-      x: round(x - wide / 2 + 0.3),
-      y: round(y),
-      width: round(wide - 0.6),
-      height: round(tall),
+      ...box([x - wide / 2 + 0.3, y, wide - 0.6, tall]),
       fill: weight === null ? "none" : frame.colors.weight(weight),
       stroke: chosen ? INK : "none",
       "stroke-width": 1,
@@ -342,7 +346,7 @@ function crossWords(
       ),
     );
   own.forEach((token, i) => {
-    box(
+    wordBox(
       frame,
       node,
       token,
@@ -353,7 +357,7 @@ function crossWords(
     );
   });
   keys.forEach((token, j) => {
-    box(
+    wordBox(
       frame,
       node,
       token,
@@ -446,13 +450,12 @@ async function heads(frame: Frame): Promise<Drawn> {
   const { text, state, source } = context;
   const order = headOrder(context);
   const grouped = state.sort === "layer";
-  const most = mostHeads(text);
   const name =
     Math.max(
       ...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL)),
     ) + 3;
   const columns = grouped
-    ? most
+    ? mostHeads(text)
     : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
   const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
   const left = grouped
@@ -478,20 +481,11 @@ async function heads(frame: Frame): Promise<Drawn> {
     const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
     const [x, y, size] = [left + col * pitch, top + row * (pitch + nameHeight), pitch * 0.92];
     const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    const box = [x, y, size, size];
-    if (isVector) cellsByColor(frame, tiles[n], tall, wide, box, cells);
-    else node.append(cellImage(tiles[n], tall, wide, box, (value) => frame.colors.weight(value)));
+    const at = [x, y, size, size];
+    if (isVector) cellsByColor(frame, tiles[n], tall, wide, at, cells);
+    else node.append(cellImage(tiles[n], tall, wide, at, (value) => frame.colors.weight(value)));
     frames.push(
-      s("rect", {
-        class: "head",
-        x: round(x),
-        y: round(y),
-        width: round(size),
-        height: round(size),
-        fill: "none",
-        stroke: LINE,
-        "stroke-width": 0.4,
-      }),
+      s("rect", { class: "head", ...box(at), fill: "none", stroke: LINE, "stroke-width": 0.4 }),
     );
     if (!grouped)
       node.append(
@@ -507,7 +501,7 @@ async function heads(frame: Frame): Promise<Drawn> {
     ),
     ...frames,
   );
-  if (grouped) headNumbers(context, node, [left, top, pitch, most]);
+  if (grouped) headNumbers(context, node, [left, top, pitch, pitch], 0.46);
   const by = state.color in text.layers[0].heads[0].values ? `, by ${state.color}` : "";
   const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
   return {
@@ -522,18 +516,20 @@ async function heads(frame: Frame): Promise<Drawn> {
   };
 }
 
-function headNumbers({ text }: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
-  const every = Math.max(1, Math.ceil(10 / pitch));
-  for (let head = 0; head < most; head += every)
-    node.append(write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
-  text.layers.forEach((_, layer) => {
-    if (layer % every === 0)
-      node.append(
-        write(layerLabel(text.layers[layer]), left - 3, top + (layer + 0.46) * pitch, {
-          anchor: "end",
-        }),
-      );
-  });
+// Numbers above the columns of heads, and names beside the rows of layers: every n-th if there is no room.
+function headNumbers(
+  { text }: Context,
+  node: SVGGElement,
+  [x, y, wide, tall]: number[],
+  middle: number,
+) {
+  const every = (size: number) => Math.max(1, Math.ceil(10 / size));
+  for (let head = 0; head < mostHeads(text); head += every(wide))
+    node.append(write(String(head), x + (head + middle) * wide, 4, { anchor: "middle" }));
+  for (let layer = 0; layer < text.layers.length; layer += every(tall))
+    node.append(
+      write(layerLabel(text.layers[layer]), x - 3, y + (layer + middle) * tall, { anchor: "end" }),
+    );
 }
 
 function smallRows(
@@ -549,13 +545,8 @@ function smallRows(
   ] as const;
   const whole = sides.every(([tokens, count]) => tokens.length === count);
   const part = (tokens: string[], count: number, at: number) => {
-    const [first, last] = [
-      Math.ceil((at * tokens.length) / count),
-      Math.ceil(((at + 1) * tokens.length) / count) - 1,
-    ];
-    return first === last
-      ? [first, tokens[first]]
-      : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
+    const [first, next] = [at, at + 1].map((each) => Math.ceil((each * tokens.length) / count));
+    return tokensInRow(tokens, first, next - 1);
   };
   return Array.from(values, (value, at) => [
     "heads",
@@ -681,10 +672,12 @@ function alignmentCells(
         node.append(
           s("rect", {
             class: name,
-            x: round(x + (j - cols[0]) * cell + inset),
-            y: round(y + (i - rows[0]) * cell + inset),
-            width: round(cell - 2 * inset),
-            height: round(cell - 2 * inset),
+            ...box([
+              x + (j - cols[0]) * cell + inset,
+              y + (i - rows[0]) * cell + inset,
+              cell - 2 * inset,
+              cell - 2 * inset,
+            ]),
             fill: "none",
             stroke,
             "stroke-width": name === "gold" ? 1 : 0.5,
@@ -725,10 +718,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
       node.append(
         s("rect", {
           class: "cell",
-          x: round(x),
-          y: round(y),
-          width: round(cell - 0.6),
-          height: round(tall - 0.6),
+          ...box([x, y, cell - 0.6, tall - 0.6]),
           fill: frame.colors.of(share(value)),
         }),
       );
@@ -742,18 +732,7 @@ async function statistics(frame: Frame): Promise<Drawn> {
       rows.push(["statistics", layerLabel(text.layers[layer]), head, name, "", "", "", "", value]);
     });
   });
-  const every = Math.max(1, Math.ceil(10 / cell));
-  for (let head = 0; head < columns; head += every)
-    node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));
-  const each = Math.max(1, Math.ceil(8 / tall));
-  values.forEach((_, layer) => {
-    if (layer % each === 0)
-      node.append(
-        write(layerLabel(text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, {
-          anchor: "end",
-        }),
-      );
-  });
+  headNumbers(context, node, [left, 10, cell, tall], 0.5);
   const bottom = 10 + values.length * tall;
   node.append(
     write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),

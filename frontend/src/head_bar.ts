@@ -2,9 +2,10 @@
 // the same, so that the keyboard keeps its place.
 import { changeDetector } from "./changes";
 import { headName, type Context } from "./context";
-import { everyHead, layerLabel, rolesOf } from "./data";
+import { everyHead, rolesOf } from "./data";
 import { headsInWords, shownMean } from "./head_sets";
-import { choice, fill, h, signButton, strong } from "./dom";
+import { fill, h, signButton, strong } from "./dom";
+import { headChoices } from "./head_choice";
 import { isWithoutHead } from "./registry";
 
 export function headBar(context: Context) {
@@ -23,19 +24,8 @@ export function headBar(context: Context) {
 
   function controls(): HTMLElement[] {
     const { state, text } = context;
-    const layers = text.layers.map((layer, at): [string, string] => [
-      String(at),
-      layerLabel(layer),
-    ]);
-    const heads = text.layers[state.layer].heads.map((_, head): [string, string] => [
-      String(head),
-      String(head),
-    ]);
     return [
-      choice("Layer", String(state.layer), layers, (value) =>
-        context.set({ layer: Number(value) }),
-      ),
-      choice("Head", String(state.head), heads, (value) => context.set({ head: Number(value) })),
+      ...headChoices(text, state, context.set),
       h(
         "span",
         { class: "segments", role: "group", "aria-label": "Step through heads" },
