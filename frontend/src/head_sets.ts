@@ -12,9 +12,13 @@ interface Shown {
 }
 
 const DISTINCT = SERIES.slice(0, 8);
-const NAMED = ["one", "layer", "all"];
+export const MEANS: [string, string][] = [
+  ["one", "this head"],
+  ["layer", "mean of the layer"],
+  ["all", "mean of all"],
+];
 export const nameOfHead = ([layer, head]: Head) => `${layer}.${head}`;
-export const isChosen = ({ heads }: State) => !NAMED.includes(heads);
+export const isChosen = ({ heads }: State) => !MEANS.some(([name]) => name === heads);
 
 // The heads of a link: "5.3,2.1", or "0,2" for heads of the layer of the state. Heads that do not exist are skipped.
 function namedHeads({ state, text }: Shown): Head[] {

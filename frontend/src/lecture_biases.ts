@@ -4,7 +4,7 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { shown, plural } from "./format";
 import { BIASES, slope, weightsByDistance } from "./formulas";
-import { dial, figure, names, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+import { dial, figure, names, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const chosen = { bias: "ALiBi", heads: 8, head: 2, power: 7 };
 const NEAR = 32;
@@ -17,11 +17,9 @@ const share = (keys: number) =>
     .reduce((all, one) => all + one, 0);
 
 function line(context: Context, label: string, values: number[], color: string, floor?: number) {
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 230,
     marginLeft: 52,
-    style: STYLE,
     x: { label: "distance to the key" },
     y: {
       label,

@@ -1,7 +1,8 @@
 // What the lectures share: a control with a sentence about its effect, and a figure that can be saved.
+import * as Plot from "@observablehq/plot";
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { h, table } from "./dom";
+import { h, hint, table } from "./dom";
 import { counted } from "./format";
 
 export type Lecture = (context: Context) => HTMLElement[];
@@ -9,9 +10,13 @@ export interface Control {
   element: HTMLElement;
   tell(): void;
 }
-export const STYLE = { background: "transparent", fontSize: "12px", fontFamily: "inherit" };
-export const roomOf = (context: Context) =>
-  Math.min(620, Math.max(280, context.root.clientWidth - 40));
+// A plot as wide as there is room, at most `width` pixels.
+export const plotOf = ({ root }: Context, options: Plot.PlotOptions, width = 620) =>
+  Plot.plot({
+    width: Math.min(width, Math.max(280, root.clientWidth - 40)),
+    style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" },
+    ...options,
+  });
 
 function control(label: string, input: HTMLElement, effect: () => string): Control {
   const sentence = h("span", { class: "effect" });
@@ -123,7 +128,7 @@ export const figure = (title: string, said: string, drawing: Element, key: Eleme
     "figure",
     {},
     h("figcaption", {}, title),
-    h("p", { class: "hint" }, said),
+    hint(said),
     key,
     h("div", { class: "scroll" }, withGroupRoles(drawing)),
   );

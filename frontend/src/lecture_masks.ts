@@ -1,6 +1,6 @@
 // The lecture on masks: a picture of every mask of regard.pieces, by the same rules.
 import type { Context } from "./context";
-import { h, s } from "./dom";
+import { h, hint, s } from "./dom";
 import { plural } from "./format";
 import { MASKS, type Allowed } from "./formulas";
 import { dial, withControls, type Lecture } from "./lecture_controls";
@@ -128,9 +128,7 @@ function card(mask: Mask): HTMLElement {
     { class: "mask" },
     h("figcaption", {}, h("code", {}, mask.call)),
     drawing,
-    h(
-      "p",
-      { class: "hint" },
+    hint(
       `${mask.meaning} ${percent} % of all pairs${
         percent < 100 ? "; the other weights are exactly 0" : ""
       }.`,
@@ -158,9 +156,7 @@ const effects = {
 };
 
 export const maskGallery: Lecture = (_: Context) => [
-  h(
-    "p",
-    { class: "hint" },
+  hint(
     `${N} tokens. A row is a query, a column is a key. Filled: the query may attend to the key. Masks compose with &, | and ~, as in Regard.`,
   ),
   ...withControls(

@@ -5,15 +5,7 @@ import { bandCells } from "./chart";
 import { SERIES } from "./color";
 import type { Context } from "./context";
 import { counted } from "./format";
-import {
-  baseList,
-  dial,
-  figure,
-  withControls,
-  roomOf,
-  STYLE,
-  type Lecture,
-} from "./lecture_controls";
+import { baseList, dial, figure, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const sizes = { positions: 64, width: 32, base: 10000 };
 const angle = (position: number, channel: number) =>
@@ -35,10 +27,8 @@ function heatmap(context: Context): HTMLElement {
   // Steps of 1/100, so that cells of like values are one path.
   const colorOf = (value: number) =>
     (value < 0 ? negative : positive)(Math.round(Math.abs(value) * 100) / 100);
-  const chart = Plot.plot({
-    width: roomOf(context),
+  const chart = plotOf(context, {
     height: 340,
-    style: STYLE,
     x: {
       type: "band",
       domain: every(sizes.width),
@@ -68,10 +58,8 @@ function curves(context: Context) {
       value: wave(at / 4, channel),
     })),
   );
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 240,
-    style: STYLE,
     y: { label: "value" },
     x: { label: "position" },
     color: { domain: channels.map((channel) => `channel ${channel}`), range: SERIES, legend: true },
@@ -89,10 +77,8 @@ function products(context: Context) {
         0,
       ),
     }));
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 200,
-    style: STYLE,
     x: { label: "offset j − i" },
     y: { label: "p_i · p_j" },
     marks: [Plot.line(found, { x: "offset", y: "product", stroke: SERIES[2] }), Plot.ruleY([0])],

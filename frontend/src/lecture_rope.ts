@@ -4,15 +4,7 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { counted, plural, shown } from "./format";
 import { decay, dot, normals, rotated } from "./formulas";
-import {
-  baseList,
-  dial,
-  figure,
-  roomOf,
-  STYLE,
-  withControls,
-  type Lecture,
-} from "./lecture_controls";
+import { baseList, dial, figure, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const chosen = { query: 9, key: 4, shift: 0, pair: 0, width: 16, base: 10000 };
 const FAR = 256;
@@ -42,20 +34,22 @@ function plane(context: Context) {
       strokeWidth: 2.5,
       strokeOpacity: opacity,
     });
-  return Plot.plot({
-    width: Math.min(roomOf(context), 340),
-    height: 340,
-    style: STYLE,
-    x: { domain: [-1.15, 1.15], label: null, ticks: [] },
-    y: { domain: [-1.15, 1.15], label: null, ticks: [] },
-    color: { domain: arrows.map((one) => one.name), range: SERIES, legend: true },
-    marks: [
-      Plot.ruleX([0], { strokeOpacity: 0.2 }),
-      Plot.ruleY([0], { strokeOpacity: 0.2 }),
-      arrow("from", 0.25),
-      arrow("at", 1),
-    ],
-  });
+  return plotOf(
+    context,
+    {
+      height: 340,
+      x: { domain: [-1.15, 1.15], label: null, ticks: [] },
+      y: { domain: [-1.15, 1.15], label: null, ticks: [] },
+      color: { domain: arrows.map((one) => one.name), range: SERIES, legend: true },
+      marks: [
+        Plot.ruleX([0], { strokeOpacity: 0.2 }),
+        Plot.ruleY([0], { strokeOpacity: 0.2 }),
+        arrow("from", 0.25),
+        arrow("at", 1),
+      ],
+    },
+    340,
+  );
 }
 
 const curve = () =>
@@ -65,10 +59,8 @@ const curve = () =>
   }));
 function byDistance(context: Context) {
   const apart = Math.abs(chosen.query - chosen.key);
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 260,
-    style: STYLE,
     x: { label: "distance" },
     y: { label: "share of the score at distance 0" },
     marks: [
