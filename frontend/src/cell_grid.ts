@@ -39,21 +39,22 @@ const placesOf = ({ rows, cols }: CellGrid) =>
 
 function numbersIn(grid: CellGrid): SVGElement[] {
   const { wide, tall, color, said } = grid;
-  return placesOf(grid).map(([row, col]) =>
-    s(
+  return placesOf(grid).map(([row, col]) => {
+    const number = said!(row, col);
+    return s(
       "text",
       {
         x: (col + 0.5) * wide,
         y: (row + 0.5) * tall,
-        "font-size": wide / 2.4,
+        "font-size": wide / Math.max(2.4, 0.75 * number.length),
         "text-anchor": "middle",
         "dominant-baseline": "central",
         "pointer-events": "none",
         fill: textOver(color(row, col)!),
       },
-      said!(row, col),
-    ),
-  );
+      number,
+    );
+  });
 }
 
 function rectangles(grid: CellGrid): SVGElement[] {
