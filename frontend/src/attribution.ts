@@ -96,7 +96,7 @@ export function attributionPanel(context: Context) {
 
   function draw(answer: Text | null) {
     element.hidden = !canAsk || !isPlain(context.text);
-    if (!isNew(answer?.title, context.colors.css[9])) return;
+    if (!isNew(answer?.title, context.colors.theme)) return;
     asked.tell("");
     fill(found, ...(answer?.attribution ? results(answer) : []));
   }

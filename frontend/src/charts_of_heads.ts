@@ -32,7 +32,7 @@ const headsOf = ({ text }: Context): ChartHead[] =>
   );
 
 const lookOf = ({ state, text, colors }: Context, width: number) =>
-  [state.text, text.title, colors.css[9], width].join();
+  [state.text, text.title, colors.theme, width].join();
 
 // `width`: pixels of the page.
 export function mapsOfHeads(context: Context, width: number, statistic: string): ChartPlan[] {

@@ -90,6 +90,10 @@ export class Colors {
     this.texts = all.map(inkOn);
     this.table = Uint32Array.from(all, (color) => pixelOf(...color));
   }
+  // What differs between the themes, for those who keep a drawing.
+  get theme() {
+    return this.css[9];
+  }
   // A color of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
   get(name: string): string {
     const kept = this.byName.get(name) || read(this.root, name);

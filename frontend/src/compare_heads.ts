@@ -1,7 +1,7 @@
 // Two heads, of one text or of two, side by side on one scale, and their difference.
 import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
-import { layerName, queriesOf, type Text } from "./data";
+import { layerName, queriesOf, sizeOf, type Text } from "./data";
 import { actionButton, choice, cut, fill, h, hint, strong, table } from "./dom";
 import { exact, shown } from "./format";
 import { headChoices } from "./head_choice";
@@ -49,8 +49,7 @@ export async function chosenSides(context: Context): Promise<Side[]> {
 
 // Whether two maps have equally many rows and columns, so that they have a difference.
 export const haveSameSizes = ([a, b]: { text: Text }[]) =>
-  queriesOf(a.text).length === queriesOf(b.text).length &&
-  a.text.tokens.length === b.text.tokens.length;
+  sizeOf(a.text).join() === sizeOf(b.text).join();
 // The first map minus the second, and the greatest size of a difference.
 export function differenceOf([a, b]: { values: Float32Array }[]): [Float32Array, number] {
   const values = a.values.map((value, at) => value - b.values[at]);
@@ -132,7 +131,7 @@ export function comparedHeads(context: Context): PinsPanel {
   // What is shown: the whole map in at most 64 cells a side, or single weights near the chosen words.
   async function gridOf({ place, text }: Side, level: number): Promise<Grid> {
     const { source, state } = context;
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     if (state.x < 0)
       return {
         values: await source.tile(place, level, 0, 0, "mean"),
@@ -154,9 +153,7 @@ export function comparedHeads(context: Context): PinsPanel {
   async function draw() {
     const mine = ++turn;
     const found = await chosenSides(context);
-    const longest = Math.max(
-      ...found.map(({ text }) => Math.max(queriesOf(text).length, text.tokens.length)),
-    );
+    const longest = Math.max(...found.flatMap(({ text }) => sizeOf(text)));
     const finest = Math.max(...found.map(({ place }) => context.source.finest(place.text)));
     const level = Math.max(finest, Math.ceil(Math.log2(longest / WHOLE)), 0);
     const loaded = await Promise.all(found.map((side) => gridOf(side, level)));

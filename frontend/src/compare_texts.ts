@@ -1,9 +1,10 @@
 // Two texts side by side in the chosen head, and the heads in which the chosen word changes most: two texts of the page,
 // or a text and what a model answers to a question about it.
+import { haveSameSizes } from "./compare_heads";
 import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
-import { hasSameHeads, queriesOf, shortName, type Text } from "./data";
+import { hasSameHeads, queriesOf, shortName, sizeOf, type Text } from "./data";
 import {
   actionButton,
   choice,
@@ -164,8 +165,8 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
           },
           "Exchange the texts",
         ),
-      second?.tokens.length === context.text.tokens.length &&
-        queriesOf(second).length === queriesOf(context.text).length &&
+      second &&
+        haveSameSizes([context, { text: second }]) &&
         actionButton(
           {
             onclick: () =>
@@ -301,7 +302,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
   ): Promise<HTMLElement> {
     const { text, number, query } = side;
     const { source, colors } = context;
-    const sizes = [queriesOf(text).length, text.tokens.length];
+    const sizes = sizeOf(text);
     const width = Math.min(
       480,
       maps.clientWidth > 640 ? maps.clientWidth / 2 - 18 : maps.clientWidth,

@@ -34,7 +34,7 @@ export function contactsOfHead(context: Context, width: number): ChartPlan[] {
         text.title,
         state.layer,
         state.head,
-        colors.css[9],
+        colors.theme,
         width,
       ].join(),
       draw: () => {

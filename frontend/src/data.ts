@@ -203,6 +203,12 @@ export const isPlain = (text: Text): boolean =>
   !text.queries && !text.picture && !text.generation && !text.attribution && !text.effect;
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
 
+// The rows and the columns of a map: the numbers of queries and of keys.
+export const sizeOf = (text: Text): [number, number] => [
+  queriesOf(text).length,
+  text.tokens.length,
+];
+
 export function bytes(base64: string): Uint8Array {
   const text = atob(base64);
   const out = new Uint8Array(text.length); // a loop: Uint8Array.from takes ten times as long

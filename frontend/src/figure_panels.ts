@@ -7,6 +7,7 @@ import {
   type Pool,
   queriesOf,
   shortName,
+  sizeOf,
   statisticsOf,
   weightOf,
 } from "./data";
@@ -465,7 +466,7 @@ async function heads(frame: Frame): Promise<Drawn> {
   const pitch = Math.min(44, (width - left) / columns, (frame.tallest - 12) / count - nameHeight);
   const node = s("g", {});
   const rows: Row[] = [];
-  const [I, J] = [queriesOf(text).length, text.tokens.length];
+  const [I, J] = sizeOf(text);
   const exact = Math.max(I, J) <= EXACT && order.length <= MOST && !source.finest(state.text);
   const top = grouped ? 10 : 0;
   const tiles = await Promise.all(

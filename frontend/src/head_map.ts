@@ -121,7 +121,7 @@ export function headMap(
         state.pool,
         state.pins,
         frame.isPooled(),
-        colors.css[9],
+        colors.theme,
       )
     )
       return;

@@ -1,6 +1,6 @@
 // "Go to" of the map: a token, a query, or a query and a key.
 import type { Context } from "./context";
-import { queriesOf } from "./data";
+import { queriesOf, sizeOf } from "./data";
 import { h } from "./dom";
 import { placesOf } from "./word_names";
 
@@ -22,7 +22,7 @@ export function mapSearch(
 
   async function jump(wish: string) {
     const { text, state, source } = context;
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     const numbers = /^\s*(\d+)(?:\s*,\s*(\d+))?\s*$/.exec(wish);
     if (!wish.trim()) return;
     if (numbers) {

@@ -32,7 +32,7 @@ export function whyWeight(context: Context) {
     element.open = state.why === "yes";
     if (!element.open) return;
     const { layer, head, query, key } = state;
-    if (isNew(state.text, text.title, layer, head, query, key, colors.css[9])) void draw();
+    if (isNew(state.text, text.title, layer, head, query, key, colors.theme)) void draw();
   }
 
   async function draw() {

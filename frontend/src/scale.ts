@@ -15,7 +15,7 @@ export function scaleRow(context: Context) {
     const length = text.tokens.length;
     colors.scale = scaleOf(state.scale, length, keys);
     const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
-    if (!isNew(isPicture, state.scale, length, keys, colors.css[9])) return;
+    if (!isNew(isPicture, state.scale, length, keys, colors.theme)) return;
     fill(
       element,
       h("span", { class: "scale-name" }, "Weight"),

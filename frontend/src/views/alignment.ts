@@ -1,7 +1,7 @@
 // The alignment view: weights of target words on source words, several mechanisms on one color scale, with gold links.
 import { changeDetector } from "../changes";
 import { interval, meansOnly, type Context, type Panel } from "../context";
-import { layerName, queriesOf, type Text } from "../data";
+import { layerName, queriesOf, sizeOf, type Text } from "../data";
 import { actionButton, choice, fill, h, s } from "../dom";
 import { pauses } from "../pause";
 import { panelOf } from "../pin_figure";
@@ -118,7 +118,7 @@ function alignmentView(context: Context): Panel {
   // Which words the panels show, if they do not show all, and the way to the others.
   function partShown([rows, cols]: Range[]): HTMLElement | null {
     const { text, state } = context;
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     if (rows[1] - rows[0] === I && cols[1] - cols[0] === J) return null;
     const said = ([first, last]: Range, all: number, name: string) =>
       `${name} ${first} to ${last - 1} of ${counted(all)}`;
@@ -142,7 +142,7 @@ function alignmentView(context: Context): Panel {
     context.state.text,
     context.state.panels,
     context.state.scale,
-    context.colors.css[9],
+    context.colors.theme,
     sides(),
     context.state.panels === "heads" ? context.state.layer : "",
   ];

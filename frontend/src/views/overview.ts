@@ -242,7 +242,7 @@ function overview(context: Context): Panel {
         state.pairs,
         state.color,
         state.sort,
-        context.colors.css[1],
+        context.colors.theme,
       );
       if (!before || before.text !== state.text) {
         first.draw();

@@ -201,7 +201,7 @@ function pictureView(context: Context): Panel {
         state.cover,
         state.scale,
         state.tiles,
-        context.colors.css[9],
+        context.colors.theme,
         tokens.isSound ? `${state.layer}.${state.head}` : "",
       ); // the times of words are those of the head
       if (!before || isNew) {
