@@ -1,7 +1,9 @@
 // What the panels of a figure share: its sizes in points, its words, its cells and its colors. Dark is more, on white.
 import { pictureOf, type Colors } from "./color";
-import type { Context } from "./context";
+import { interval, type Context } from "./context";
+import { queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
+import { legendInPoints } from "./legend";
 import { cutName } from "./word_names";
 import type { Row } from "./output";
 
@@ -221,4 +223,40 @@ function broken(word: string, room: number, size: number): string[] {
     parts[parts.length - 1] += letter;
   }
   return parts;
+}
+
+export const pairOf = (text: Context["text"], i: number, j: number) => [
+  i,
+  queriesOf(text)[i],
+  j,
+  text.tokens[j],
+];
+
+// The tokens of a side: those that were asked for, or those around the chosen one.
+export const tokensOf = (
+  frame: Frame,
+  side: "queries" | "keys",
+  most: number,
+): [number, number] => {
+  const { text, state } = frame.context;
+  const all = side === "keys" ? text.tokens.length : queriesOf(text).length;
+  if (frame.span && (side === "queries" || !text.queries))
+    return [frame.span[0], Math.min(frame.span[1], all)];
+  return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
+};
+
+// The place and the name of a token, or of the first and the last one of a cell.
+export const tokensInRow = (tokens: string[], first: number, last: number) =>
+  first === last
+    ? [first, tokens[first]]
+    : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
+
+export const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
+
+// The legend of one panel, and the size of the panel with it.
+export function legendBelow(node: SVGGElement, legend: SVGSVGElement, [x, y]: number[]) {
+  const key = legendInPoints(legend, SMALL);
+  key.node.setAttribute("transform", `translate(${round(x)},${round(y)})`);
+  node.append(key.node);
+  return { width: x + key.width, height: y + key.height };
 }

@@ -1,30 +1,13 @@
-// The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
-import { interval, headName, inText, place, strongest, type Context } from "./context";
-import {
-  bytes,
-  layerLabel,
-  mostHeads,
-  type Pool,
-  queriesOf,
-  shortName,
-  sizeOf,
-  statisticsOf,
-  weightOf,
-} from "./data";
+// The panels of a figure: the map of a head, an alignment, two heads or texts; and those of other files.
 import { textOver } from "./color";
 import { chosenSides, differenceOf, haveSameSizes } from "./compare_heads";
 import { canCompareTexts, textsOfFigure } from "./compare_texts";
+import { headName, inText, place, type Context } from "./context";
+import { layerLabel, type Pool, queriesOf, shortName } from "./data";
 import { cut, s } from "./dom";
-import { inCell, rangeOf, shown, statisticInCell } from "./format";
-import { differenceLegend, legendInPoints, rangeLegend } from "./legend";
-import { ARCS, arcOf, heightOf, LEAST, spot, widestOf } from "./arcs";
 import {
   box,
-  cellImage,
-  cellsByColor,
   gutter,
-  NORMAL,
-  round,
   shortToken,
   SMALL,
   tokensAlong,
@@ -33,19 +16,23 @@ import {
   widthOf,
   write,
   GOLD,
-  INK,
-  LINE,
   SOFT,
   type Drawn,
   type Frame,
+  tokensOf,
+  tokensInRow,
+  pairOf,
+  legendBelow,
 } from "./figure_frame";
-import { alignmentPanels } from "./views/alignment";
-import { isOfHeads } from "./views/compare";
-import { headOrder } from "./head_order";
+import { headsPanel, statisticsPanel } from "./figure_heads";
+import { wordsWithArcs } from "./figure_words";
+import { inCell } from "./format";
+import { differenceLegend } from "./legend";
 import type { Row } from "./output";
 import { TILE } from "./source";
+import { alignmentPanels } from "./views/alignment";
+import { isOfHeads } from "./views/compare";
 import { namesOfMap, wordNames } from "./word_names";
-import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
 
 export const PANELS: [string, string][] = [
   ["words", "Words with arcs"],
@@ -66,28 +53,8 @@ export const CSV_HEAD: Row = [
   "key token",
   "value",
 ];
-const [PITCH, MOST, NUMBERED, WIDEST, EXACT, VECTORS] = [9.2, 256, 14, 20, 48, 24_000];
-const [THICKEST, BESIDE] = [2.8, 300]; // points of the widest arc; of a figure with room for two maps
-// VECTORS: cells of all heads, of more they are pictures
-
-const pair = (text: Context["text"], i: number, j: number) => [
-  i,
-  queriesOf(text)[i],
-  j,
-  text.tokens[j],
-];
-const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
-// The weight of an arc: as in a cell, and also if it is small.
-const arcWeight = (value: number) => inCell(value) || shown(value);
-
-// The tokens of a side: those that were asked for, or those around the chosen one.
-const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
-  const { text, state } = frame.context;
-  const all = side === "keys" ? text.tokens.length : queriesOf(text).length;
-  if (frame.span && (side === "queries" || !text.queries))
-    return [frame.span[0], Math.min(frame.span[1], all)];
-  return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
-};
+// Cells of a side; points of a cell with a number, of the largest cell, and of a figure with room for two maps.
+const [MOST, NUMBERED, WIDEST, BESIDE] = [256, 14, 20, 300];
 
 interface Region {
   values: Float32Array;
@@ -133,12 +100,6 @@ async function region(
   };
 }
 
-// The place and the name of a token, or of the first and the last one of a cell.
-const tokensInRow = (tokens: string[], first: number, last: number) =>
-  first === last
-    ? [first, tokens[first]]
-    : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
-
 function rowsOf(
   context: Context,
   panel: string,
@@ -166,210 +127,6 @@ function rowsOf(
     ...part(first[1] + (at % cols) * size, text.tokens),
     value,
   ]);
-}
-
-// Words with arcs
-
-async function wordsWithArcs(frame: Frame): Promise<Drawn> {
-  const { context, width } = frame;
-  const { text, state } = context;
-  const heads = byLayer(listedHeads(context));
-  const room = Math.floor(width / PITCH);
-  const keys = tokensOf(frame, "keys", room);
-  if (keys[1] - keys[0] > room) keys[1] = keys[0] + room;
-  const query = wordNames(queriesOf(text))[state.query];
-  const weights = await meanLine(context, heads, state.query);
-  const one = [...heads.values()].flat().length === 1;
-  const label = one
-    ? String([...heads.values()].flat()[0])
-    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(text.layers[layer])}: ${list.join(" ")}`).join("; ")}`;
-  const rows: Row[] = [];
-  for (let j = keys[0]; j < keys[1]; j++)
-    rows.push([
-      "words",
-      one || heads.size === 1 ? layerLabel(text.layers[[...heads.keys()][0]]) : "all",
-      label,
-      "weight",
-      ...pair(text, state.query, j),
-      weights[j],
-    ]);
-  const node = s("g", {});
-  const [across, height] = text.queries
-    ? crossWords(frame, node, keys, weights)
-    : selfWords(frame, node, keys, weights);
-  const left = 1 - weights.slice(...keys).reduce((total, value) => total + value, 0);
-  const outside =
-    left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
-      ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.`
-      : "";
-  return {
-    node,
-    width: across,
-    height,
-    title: `What “${query}” attends to`,
-    rows,
-    keys: 1,
-    heads: one ? headName(context, ...listedHeads(context)[0]) : capital(headsInWords(context)),
-    said: `What “${query}” attends to; a thicker arc is a larger weight.${outside}`,
-  };
-}
-
-// The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
-function spread(
-  tokens: string[],
-  width: number,
-): { at: number[]; wide: number[]; turned: boolean } {
-  const size = tokens.map((token) => widthOf(shortToken(token), NORMAL, true) + 5);
-  const total = size.reduce((a, b) => a + b, 0);
-  const turned = total > width;
-  const pitch = Math.min(width / tokens.length, 16);
-  let x = 0;
-  const at = size.map((each) => {
-    const step = turned ? pitch : each;
-    x += step;
-    return x - step / 2;
-  });
-  return { at, wide: turned ? size.map(() => pitch) : size, turned };
-}
-
-// The arcs of the chosen word, the strongest last: the places of their words, and the share of the widest arc.
-function arcShares(frame: Frame, weights: Float32Array, [first, last]: [number, number]) {
-  const shown = weights.subarray(first, last);
-  const widest = widestOf(weights.length, ...shown);
-  return strongest(shown, ARCS)
-    .map((at) => ({ at, share: shown[at] / widest, weight: shown[at] }))
-    .filter(({ share }) => share >= LEAST)
-    .map((arc) => ({
-      ...arc,
-      color: frame.colors.line(arc.weight),
-    }))
-    .reverse();
-}
-
-function selfWords(
-  frame: Frame,
-  node: SVGGElement,
-  [first, last]: [number, number],
-  weights: Float32Array,
-) {
-  const { text, state } = frame.context;
-  const tokens = text.tokens.slice(first, last);
-  const { at, wide, turned } = spread(tokens, frame.width);
-  const tall = turned ? widest(tokens, NORMAL) + 6 : 13;
-  const here = state.query - first;
-  const arcs =
-    at[here] === undefined
-      ? []
-      : arcShares(frame, weights, [first, last]).filter((arc) => arc.at !== here);
-  const rise = (j: number) => 0.75 * heightOf(Math.abs(at[j] - at[here]));
-  const top = Math.max(0, ...arcs.map((arc) => rise(arc.at))) + 10;
-  const sheet = { width: frame.width, height: top + tall };
-  for (const arc of arcs)
-    node.append(
-      arcOf(arc, spot(at[here], top, tall), spot(at[arc.at], top, tall), sheet, {
-        widest: THICKEST,
-      }),
-    );
-  const most = arcs.at(-1);
-  if (most) {
-    const [x, y] = [(at[here] + at[most.at]) / 2, top - rise(most.at) - 4];
-    const said = arcWeight(most.weight);
-    const wide = widthOf(said, SMALL) + 3;
-    node.append(
-      s("rect", { ...box([x - wide / 2, y - 4, wide, 8]), fill: "#ffffff" }),
-      write(said, x, y, { anchor: "middle" }),
-    );
-  }
-  tokens.forEach((token, j) => {
-    wordBox(
-      frame,
-      node,
-      token,
-      [at[j], top, wide[j], tall],
-      weights[first + j],
-      turned,
-      j === here,
-    );
-  });
-  return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
-}
-
-function wordBox(
-  frame: Frame,
-  node: SVGGElement,
-  token: string,
-  [x, y, wide, tall]: number[],
-  weight: number | null,
-  turned: boolean,
-  chosen: boolean,
-) {
-  node.append(
-    s("rect", {
-      class: "cell",
-      ...box([x - wide / 2 + 0.3, y, wide - 0.6, tall]),
-      fill: weight === null ? "none" : frame.colors.weight(weight),
-      stroke: chosen ? INK : "none",
-      "stroke-width": 1,
-    }),
-  );
-  const look = { size: NORMAL, bold: chosen, fill: frame.colors.textOn(weight ?? 0), token: true };
-  node.append(
-    turned
-      ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
-      : write(shortToken(token), x, y + tall / 2, { ...look, anchor: "middle" }),
-  );
-}
-
-// Two texts: the queries above, the keys below, and a line for every weight.
-function crossWords(
-  frame: Frame,
-  node: SVGGElement,
-  [first, last]: [number, number],
-  weights: Float32Array,
-) {
-  const { text, state } = frame.context;
-  const room = Math.floor(frame.width / PITCH);
-  const above = interval(state.query, room, queriesOf(text).length);
-  const [own, keys] = [queriesOf(text).slice(...above), text.tokens.slice(first, last)];
-  const [top, low] = [spread(own, frame.width), spread(keys, frame.width)];
-  const tall = (tokens: string[], turned: boolean) => (turned ? widest(tokens, NORMAL) + 6 : 13);
-  const [upper, lower] = [tall(own, top.turned), tall(keys, low.turned)];
-  const [start, end] = [upper, upper + 40];
-  const sheet = { width: frame.width, height: end + lower };
-  for (const arc of arcShares(frame, weights, [first, last]))
-    node.append(
-      arcOf(
-        arc,
-        spot(top.at[state.query - above[0]], 0, start),
-        spot(low.at[arc.at], end, lower),
-        sheet,
-        { widest: THICKEST, apart: true },
-      ),
-    );
-  own.forEach((token, i) => {
-    wordBox(
-      frame,
-      node,
-      token,
-      [top.at[i], 0, top.wide[i], upper],
-      null,
-      top.turned,
-      i === state.query - above[0],
-    );
-  });
-  keys.forEach((token, j) => {
-    wordBox(
-      frame,
-      node,
-      token,
-      [low.at[j], end, low.wide[j], lower],
-      weights[first + j],
-      low.turned,
-      false,
-    );
-  });
-  const ends = [top, low].map(({ at, wide }) => at.at(-1)! + wide.at(-1)! / 2);
-  return [Math.max(...ends), end + lower];
 }
 
 // The map of one head
@@ -444,122 +201,6 @@ function matrix(
   return { node, width: left + cols * cell, height: low + name + 11 };
 }
 
-// All heads, in the order of the overview
-
-async function heads(frame: Frame): Promise<Drawn> {
-  const { context, width } = frame;
-  const { text, state, source } = context;
-  const order = headOrder(context);
-  const grouped = state.sort === "layer";
-  const name =
-    Math.max(
-      ...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL)),
-    ) + 3;
-  const columns = grouped
-    ? mostHeads(text)
-    : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
-  const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
-  const left = grouped
-    ? 12 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(text.layers[at]), SMALL)))
-    : 0;
-  const nameHeight = grouped ? 0 : 9;
-  const pitch = Math.min(44, (width - left) / columns, (frame.tallest - 12) / count - nameHeight);
-  const node = s("g", {});
-  const rows: Row[] = [];
-  const [I, J] = sizeOf(text);
-  const exact = Math.max(I, J) <= EXACT && order.length <= MOST && !source.finest(state.text);
-  const top = grouped ? 10 : 0;
-  const tiles = await Promise.all(
-    order.map(({ layer, head }) =>
-      exact
-        ? source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
-        : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf),
-    ),
-  );
-  const [cells, frames] = [new Map<string, string[]>(), [] as SVGElement[]];
-  const isVector = tiles.reduce((total, tile) => total + tile.length, 0) <= VECTORS;
-  for (const [n, { layer, head }] of order.entries()) {
-    const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
-    const [x, y, size] = [left + col * pitch, top + row * (pitch + nameHeight), pitch * 0.92];
-    const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    const at = [x, y, size, size];
-    if (isVector) cellsByColor(frame, tiles[n], tall, wide, at, cells);
-    else node.append(cellImage(tiles[n], tall, wide, at, (value) => frame.colors.weight(value)));
-    frames.push(
-      s("rect", { class: "head", ...box(at), fill: "none", stroke: LINE, "stroke-width": 0.4 }),
-    );
-    if (!grouped)
-      node.append(
-        write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, {
-          anchor: "middle",
-        }),
-      );
-    rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
-  }
-  node.append(
-    ...[...cells].map(([fill, path]) =>
-      s("path", { class: "cells", d: path.join(""), fill, "shape-rendering": "crispEdges" }),
-    ),
-    ...frames,
-  );
-  if (grouped) headNumbers(context, node, [left, top, pitch, pitch], 0.46);
-  const by = state.color in text.layers[0].heads[0].values ? `, by ${state.color}` : "";
-  const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
-  return {
-    node,
-    width: left + columns * pitch,
-    height: top + count * (pitch + nameHeight),
-    title: "All heads",
-    heads: "",
-    rows,
-    keys: exact ? 1 : Math.ceil(J / text.layers[0].small[1]),
-    said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.`,
-  };
-}
-
-// Numbers above the columns of heads, and names beside the rows of layers: every n-th if there is no room.
-function headNumbers(
-  { text }: Context,
-  node: SVGGElement,
-  [x, y, wide, tall]: number[],
-  middle: number,
-) {
-  const every = (size: number) => Math.max(1, Math.ceil(10 / size));
-  for (let head = 0; head < mostHeads(text); head += every(wide))
-    node.append(write(String(head), x + (head + middle) * wide, 4, { anchor: "middle" }));
-  for (let layer = 0; layer < text.layers.length; layer += every(tall))
-    node.append(
-      write(layerLabel(text.layers[layer]), x - 3, y + (layer + middle) * tall, { anchor: "end" }),
-    );
-}
-
-function smallRows(
-  context: Context,
-  { layer, head }: { layer: number; head: number },
-  values: Float32Array,
-  [rows, cols]: number[],
-): Row[] {
-  const { text } = context;
-  const sides = [
-    [queriesOf(text), rows],
-    [text.tokens, cols],
-  ] as const;
-  const whole = sides.every(([tokens, count]) => tokens.length === count);
-  const part = (tokens: string[], count: number, at: number) => {
-    const [first, next] = [at, at + 1].map((each) => Math.ceil((each * tokens.length) / count));
-    return tokensInRow(tokens, first, next - 1);
-  };
-  return Array.from(values, (value, at) => [
-    "heads",
-    layerLabel(text.layers[layer]),
-    head,
-    whole ? "weight" : "weight of a cell",
-    ...part(queriesOf(text), rows, Math.floor(at / cols)),
-    ...part(text.tokens, cols, at % cols),
-    value,
-  ]);
-}
-
 // Alignment: mechanisms, layers or heads side by side, with gold links outlined
 
 async function alignment(frame: Frame): Promise<Drawn> {
@@ -606,7 +247,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
         "alignment",
         ...panel.place,
         "weight",
-        ...pair(
+        ...pairOf(
           text,
           rows[0] + Math.floor(at / tokens[1].length),
           cols[0] + (at % tokens[1].length),
@@ -688,75 +329,6 @@ function alignmentCells(
   return node;
 }
 
-// The legend of one panel, and the size of the panel with it.
-function legendBelow(node: SVGGElement, legend: SVGSVGElement, [x, y]: number[]) {
-  const key = legendInPoints(legend, SMALL);
-  key.node.setAttribute("transform", `translate(${round(x)},${round(y)})`);
-  node.append(key.node);
-  return { width: x + key.width, height: y + key.height };
-}
-
-// A statistic of every head
-
-async function statistics(frame: Frame): Promise<Drawn> {
-  const { context, width } = frame;
-  const { text, state, source } = context;
-  const names = statisticsOf(text);
-  const name = names.includes(state.color) ? state.color : names[0];
-  const columns = mostHeads(text);
-  const left =
-    22 + Math.max(...text.layers.map((_, at) => widthOf(layerLabel(text.layers[at]), SMALL)));
-  const cell = Math.min(32, (width - left) / columns);
-  const tall = Math.min(14, (frame.tallest - 60) / text.layers.length);
-  const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
-  const [least, most] = rangeOf(values.flat());
-  const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
-  const node = s("g", {});
-  const rows: Row[] = [];
-  values.forEach((list, layer) => {
-    list.forEach((value, head) => {
-      const [x, y] = [left + head * cell, 10 + layer * tall];
-      node.append(
-        s("rect", {
-          class: "cell",
-          ...box([x, y, cell - 0.6, tall - 0.6]),
-          fill: frame.colors.of(share(value)),
-        }),
-      );
-      if (cell >= 17 && tall >= 8.5)
-        node.append(
-          write(statisticInCell(value), x + cell / 2, y + tall / 2, {
-            anchor: "middle",
-            fill: frame.colors.on(share(value)),
-          }),
-        );
-      rows.push(["statistics", layerLabel(text.layers[layer]), head, name, "", "", "", "", value]);
-    });
-  });
-  headNumbers(context, node, [left, 10, cell, tall], 0.5);
-  const bottom = 10 + values.length * tall;
-  node.append(
-    write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
-    write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }),
-  );
-  const key = legendBelow(node, rangeLegend(frame.colors, least, most, name), [
-    left - 8,
-    bottom + 14,
-  ]);
-  const title = `${capital(name)} of every head`;
-  const meaning = source.common.statistics[name];
-  return {
-    node,
-    width: Math.max(left + columns * cell, key.width),
-    height: key.height,
-    title,
-    heads: "",
-    said: `${title}${meaning ? `: ${meaning}` : ""}.`,
-    rows,
-    keys: 0,
-  };
-}
-
 // What the view Compare shows: the words of two texts, or the maps of two heads
 
 async function compare(frame: Frame): Promise<Drawn[]> {
@@ -825,8 +397,8 @@ async function difference(frames: Frame[]): Promise<Drawn> {
 export const DRAW: Record<string, (frame: Frame) => Promise<Drawn | Drawn[]>> = {
   words: wordsWithArcs,
   map,
-  heads,
+  heads: headsPanel,
   compare,
   alignment,
-  statistics,
+  statistics: statisticsPanel,
 };
