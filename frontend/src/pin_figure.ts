@@ -69,7 +69,7 @@ export function panelOf(grid: Grid, names: [string[], string[]], look: Look): Pa
   const lengths = (way: number, range: Range) =>
     [names, beside].flatMap((both) => both[way].slice(...range).map((name) => [...name].length));
   const [left, top] = [rows, cols].map((range, way) =>
-    labeled ? Math.min(90, 12 + 6 * Math.max(...lengths(way, range))) : 16,
+    labeled ? Math.min(96, 12 + 6.4 * Math.max(...lengths(way, range))) : 16,
   );
   const cell = Math.max(sizes[0], Math.min(sizes[1], (width - left - 2) / width_));
   const size = { width: left + width_ * cell + 2, height: top + height_ * cell + 2 };
