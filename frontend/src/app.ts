@@ -386,8 +386,10 @@ export async function mount(
     void load(false, hash);
   };
   const night = matchMedia("(prefers-color-scheme: dark)");
-  listen.addEventListener("keydown", pressed as EventListener);
-  night.addEventListener("change", recolor);
+  const closed = new AbortController();
+  const until = { signal: closed.signal };
+  listen.addEventListener("keydown", pressed as EventListener, until);
+  night.addEventListener("change", recolor, until);
   if (!own) root.tabIndex = 0;
   const hash = own ? location.hash : at;
   const link = stateOf(hash);
@@ -419,21 +421,15 @@ export async function mount(
     recolor();
   };
   if (own) {
-    addEventListener("beforeprint", beforePrint);
-    addEventListener("afterprint", afterPrint);
-    addEventListener("popstate", followed);
-    addEventListener("hashchange", followed);
-    addEventListener("unhandledrejection", failed);
+    addEventListener("beforeprint", beforePrint, until);
+    addEventListener("afterprint", afterPrint, until);
+    addEventListener("popstate", followed, until);
+    addEventListener("hashchange", followed, until);
+    addEventListener("unhandledrejection", failed, until);
   }
   return () => {
     panel?.close?.();
-    night.removeEventListener("change", recolor);
-    removeEventListener("beforeprint", beforePrint);
-    removeEventListener("afterprint", afterPrint);
-    listen.removeEventListener("keydown", pressed as EventListener);
-    removeEventListener("popstate", followed);
-    removeEventListener("hashchange", followed);
-    removeEventListener("unhandledrejection", failed);
+    closed.abort();
     root.replaceChildren();
   };
 }

@@ -4,21 +4,14 @@ import { curvesOfRun } from "./charts_of_head";
 import type { Context } from "./context";
 import { isPlain, type Text } from "./data";
 import { choice, fill, h, hint } from "./dom";
+import { questions } from "./question";
 import { relevancePicture } from "./relevance";
 import { sentenceOf } from "./typed";
 
 const WIDE = 460; // pixels of a chart
 
-export interface Why {
-  element: HTMLElement;
-  found: HTMLElement;
-  draw(answer: Text | null): void;
-  close(): void;
-}
-
-export function attributionPanel(context: Context): Why {
-  const { source } = context;
-  const model = source.common.live_model;
+export function attributionPanel(context: Context) {
+  const model = context.source.common.live_model;
   const canAsk = model?.fields.includes("attribute") ?? false;
   const token = h("input", {
     name: "target",
@@ -53,34 +46,19 @@ export function attributionPanel(context: Context): Why {
     methods,
     go,
   );
-  const [said, found] = [
-    h("p", { class: "notice", role: "status", hidden: true }),
-    h("div", { class: "why" }),
-  ];
-  const element = h("section", { class: "asked-of", "aria-label": "Why" }, form, said);
-  let asking: AbortController | null = null;
+  const asked = questions(context);
+  const found = h("div", { class: "why" });
+  const element = h("section", { class: "asked-of", "aria-label": "Why" }, form, asked.said);
   const isNew = changeDetector();
 
-  function tell(message: string) {
-    said.hidden = !message;
-    said.textContent = message;
-  }
-
   async function ask() {
-    if (asking) return;
-    asking = new AbortController();
     go.disabled = true;
-    tell(`${model!.name} computes gradients and removes tokens. This takes some seconds …`);
-    try {
-      const attribute = { method, target: token.value || null };
-      const number = await source.read!(sentenceOf(context.text), asking.signal, { attribute });
-      tell("");
-      context.set({ other: number, otherQuery: -1 });
-    } catch (error) {
-      tell(asking.signal.aborted ? "Stopped." : (error as Error).message);
-    } finally {
-      [asking, go.disabled] = [null, false];
-    }
+    const attribute = { method, target: token.value || null };
+    const waiting = `${model!.name} computes gradients and removes tokens. This takes some seconds …`;
+    await asked.ask(sentenceOf(context.text), waiting, { attribute }, (other) =>
+      context.set({ other, otherQuery: -1 }),
+    );
+    go.disabled = false;
   }
 
   function results(answer: Text): (HTMLElement | false)[] {
@@ -118,16 +96,14 @@ export function attributionPanel(context: Context): Why {
 
   function draw(answer: Text | null) {
     element.hidden = !canAsk || !isPlain(context.text);
-    if (!isNew(answer?.title, context.colors.css[9])) return;
-    tell("");
+    if (!isNew(answer?.title, context.colors.theme)) return;
+    asked.tell("");
     fill(found, ...(answer?.attribution ? results(answer) : []));
   }
   return {
     element,
     found,
     draw,
-    close() {
-      asking?.abort();
-    },
+    close: asked.stop,
   };
 }

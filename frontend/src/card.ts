@@ -1,7 +1,7 @@
 // The card of the overview: its first sentence, its words with their arcs, and all heads, as one picture to send.
 import { arcOf, isDrawn, type Arc } from "./arcs";
 import type { Context } from "./context";
-import { sizesOf } from "./data";
+import { everyHead, mostHeads, sizesOf } from "./data";
 import { cut, s } from "./dom";
 import { smallMap } from "./small_map";
 import { colorOfTold, toldLinks } from "./told_links";
@@ -131,33 +131,31 @@ function sentence(boxes: Element[], arcs: Arc[], room: number): SVGGElement {
 function allHeads(context: Context, width: number, height: number): SVGGElement {
   const { text } = context;
   const told = toldLinks(text);
-  const columns = Math.max(...text.layers.map(({ heads }) => heads.length));
+  const columns = mostHeads(text);
   const step = Math.min(width / columns, height / text.layers.length, 64);
   const size = step * 0.9;
   const top = (height - step * text.layers.length) / 2;
   return s(
     "g",
     { transform: `translate(0,${top})` },
-    ...text.layers.flatMap(({ heads }, layer) =>
-      heads.flatMap((_, head) => {
-        const place = { x: head * step, y: layer * step, width: size, height: size };
-        const isTold = told.some((link) => link.layer === layer && link.head === head);
-        return [
-          s("image", {
-            ...place,
-            preserveAspectRatio: "none",
-            href: smallMap(context, layer, head).toDataURL(),
-            style: "image-rendering:pixelated",
-          }),
-          s("rect", {
-            ...place,
-            fill: "none",
-            stroke: isTold ? colorOfTold({ layer, head }, told) : context.colors.get("--line"),
-            "stroke-width": isTold ? 3 : 0.5,
-          }),
-        ];
-      }),
-    ),
+    ...everyHead(text).flatMap(({ layer, head }) => {
+      const place = { x: head * step, y: layer * step, width: size, height: size };
+      const isTold = told.some((link) => link.layer === layer && link.head === head);
+      return [
+        s("image", {
+          ...place,
+          preserveAspectRatio: "none",
+          href: smallMap(context, layer, head).toDataURL(),
+          style: "image-rendering:pixelated",
+        }),
+        s("rect", {
+          ...place,
+          fill: "none",
+          stroke: isTold ? colorOfTold({ layer, head }, told) : context.colors.get("--line"),
+          "stroke-width": isTold ? 3 : 0.5,
+        }),
+      ];
+    }),
   );
 }
 

@@ -1,8 +1,9 @@
 // The cells of a drawn matrix. Few cells are a rectangle each, with its title. Many cells are one path for each color,
 // and only the cell under the pointer has a title: a page of thousands of elements would answer keys too late.
+import { textOver } from "./color";
 import { s } from "./dom";
 
-const FEW = 400; // cells with an element each
+const [FEW, NUMBERED] = [400, 24]; // cells with an element each; pixels of a cell with a number, as on the map
 
 export interface CellGrid {
   rows: number;
@@ -12,6 +13,7 @@ export interface CellGrid {
   gap?: [number, number]; // pixels between cells, across and down
   color(row: number, col: number): string | null; // null: no cell
   title?(row: number, col: number): string;
+  said?(row: number, col: number): string; // in the cell, where it has room
   chosen?(row: number, col: number): void; // by a click
 }
 
@@ -20,6 +22,7 @@ export function cellGrid(grid: CellGrid): SVGGElement {
     "g",
     { class: "cells" },
     ...(grid.rows * grid.cols <= FEW ? rectangles(grid) : paths(grid)),
+    ...(grid.said && Math.min(grid.wide, grid.tall) >= NUMBERED ? numbersIn(grid) : []),
   );
   const { chosen } = grid;
   if (chosen)
@@ -31,29 +34,37 @@ export function cellGrid(grid: CellGrid): SVGGElement {
   return group;
 }
 
-function rectangles({
-  rows,
-  cols,
-  wide,
-  tall,
-  gap = [0, 0],
-  color,
-  title,
-}: CellGrid): SVGElement[] {
-  return Array.from({ length: rows * cols }, (_, at) => [Math.floor(at / cols), at % cols]).flatMap(
-    ([row, col]) => {
-      const fill = color(row, col);
-      return fill === null
-        ? []
-        : [
-            s(
-              "rect",
-              { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1], fill },
-              title && s("title", {}, title(row, col)),
-            ),
-          ];
-    },
-  );
+const placesOf = ({ rows, cols }: CellGrid) =>
+  Array.from({ length: rows * cols }, (_, at) => [Math.floor(at / cols), at % cols]);
+
+function numbersIn(grid: CellGrid): SVGElement[] {
+  const { wide, tall, color, said } = grid;
+  return placesOf(grid).map(([row, col]) => {
+    const number = said!(row, col);
+    return s(
+      "text",
+      {
+        x: (col + 0.5) * wide,
+        y: (row + 0.5) * tall,
+        "font-size": wide / Math.max(2.4, 0.75 * number.length),
+        "text-anchor": "middle",
+        "dominant-baseline": "central",
+        "pointer-events": "none",
+        fill: textOver(color(row, col)!),
+      },
+      number,
+    );
+  });
+}
+
+function rectangles(grid: CellGrid): SVGElement[] {
+  const { wide, tall, gap = [0, 0], color, title } = grid;
+  return placesOf(grid).flatMap(([row, col]) => {
+    const fill = color(row, col);
+    if (fill === null) return [];
+    const box = { x: col * wide, y: row * tall, width: wide - gap[0], height: tall - gap[1] };
+    return [s("rect", { ...box, fill }, title && s("title", {}, title(row, col)))];
+  });
 }
 
 function paths({ rows, cols, wide, tall, gap = [0, 0], color }: CellGrid): SVGElement[] {

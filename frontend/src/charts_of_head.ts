@@ -14,7 +14,7 @@ const NAMED = 40; // tokens with their names on an axis
 // `width`: pixels of the page.
 export function chartsOfHead(context: Context, width: number): ChartPlan[] {
   const { text, state, colors } = context;
-  const look = [state.text, text.title, state.layer, colors.css[9], width].join();
+  const look = [state.text, text.title, state.layer, colors.theme, width].join();
   return [
     { key: `${look} ${state.head}`, draw: () => offsetsOf(context, width) },
     { key: `${look} ${state.head}`, draw: () => weightReceived(context, width) },
@@ -24,13 +24,7 @@ export function chartsOfHead(context: Context, width: number): ChartPlan[] {
 
 export const curvesOfRun = (context: Context, width: number): ChartPlan[] =>
   context.text.charts.map((curves) => ({
-    key: [
-      context.state.text,
-      context.text.title,
-      curves.title,
-      context.colors.css[9],
-      width,
-    ].join(),
+    key: [context.state.text, context.text.title, curves.title, context.colors.theme, width].join(),
     draw: () => curvesOf(width, curves),
   }));
 

@@ -7,7 +7,7 @@ import { rangeLegend } from "./legend";
 import { headName, type Context } from "./context";
 import { layerLabel, shortName, type Head } from "./data";
 import { s } from "./dom";
-import { shown, statisticInCell } from "./format";
+import { rangeOf, shown, statisticInCell } from "./format";
 import { label as plainLabel } from "./labels";
 
 // Pixels of a page without numbers in cells; the most heads with numbers, and with names; pixels around a cell.
@@ -32,7 +32,7 @@ const headsOf = ({ text }: Context): ChartHead[] =>
   );
 
 const lookOf = ({ state, text, colors }: Context, width: number) =>
-  [state.text, text.title, colors.css[9], width].join();
+  [state.text, text.title, colors.theme, width].join();
 
 // `width`: pixels of the page.
 export function mapsOfHeads(context: Context, width: number, statistic: string): ChartPlan[] {
@@ -94,10 +94,7 @@ function mapOfStatistic(context: Context, width: number, name: string): Chart {
   const { text, source, colors } = context;
   const heads = headsOf(context);
   const value = ({ at, head }: ChartHead) => text.layers[at].heads[head].values[name];
-  const [low, high] = heads.reduce(
-    ([least, most], one) => [Math.min(least, value(one)), Math.max(most, value(one))],
-    [Infinity, -Infinity],
-  );
+  const [low, high] = rangeOf(heads.map(value));
   const share = (number: number) => Math.max((number - low) / (high - low || 1), 0.004);
   const title = plainLabel(source.common, name);
   const inCells =
@@ -182,14 +179,9 @@ function mapOfRoles(context: Context, width: number): Chart {
 
 // The points whose names do not lie over each other, in a plot of this width: the first of those that would.
 function apart<T extends { x: number; y: number; name: string }>(points: T[], width: number): T[] {
-  const [left, right] = [
-    Math.min(...points.map(({ x }) => x)),
-    Math.max(...points.map(({ x }) => x)),
-  ];
-  const [low, high] = [
-    Math.min(...points.map(({ y }) => y)),
-    Math.max(...points.map(({ y }) => y)),
-  ];
+  const [[left, right], [low, high]] = (["x", "y"] as const).map((way) =>
+    rangeOf(points.map((point) => point[way])),
+  );
   const pixels = ({ x, y }: T) => [
     ((x - left) / (right - left || 1)) * (width - 108),
     ((y - low) / (high - low || 1)) * 292,
@@ -219,15 +211,21 @@ function similarHeads(context: Context, width: number, places: [number, number][
     const { x, y } = place(found.x, found.y);
     return [
       s("circle", { cx: x, cy: y, r: 8, stroke: "var(--accent)", "stroke-width": 2 }),
-      ...(named.has(found)
-        ? []
-        : [
-            s(
-              "text",
-              { x, y: y - 9, "font-size": 9, "text-anchor": "middle", fill: "currentColor" },
-              found.name,
-            ),
-          ]),
+      // over the names of others
+      s(
+        "text",
+        {
+          x,
+          y: y - 9,
+          "font-size": 9,
+          "text-anchor": "middle",
+          fill: "currentColor",
+          stroke: "var(--paper)",
+          "stroke-width": 3,
+          "paint-order": "stroke",
+        },
+        found.name,
+      ),
     ];
   };
   return chart(width, {

@@ -1,5 +1,6 @@
 // One ramp of colors for every view, and one mapping from a weight to a color. The lightness of the ramp (ramp.json,
 // the same as src/regard/drawing/color.py) changes evenly: it is readable in gray and with color blindness.
+import { interpolateRgb } from "d3-interpolate";
 import ramp from "./ramp.json";
 
 type Rgb = [number, number, number];
@@ -15,6 +16,10 @@ const luminance = (color: Rgb) => {
   );
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
 };
+// Black or white: the contrast with any color is at least 4.58.
+const inkOn = (color: Rgb) => (luminance(color) > 0.179 ? "#000000" : "#ffffff");
+const partsOf = (css: string) => css.match(/\d+/g)!.map(Number) as Rgb;
+export const textOver = (css: string) => inkOn(partsOf(css));
 const between = (stops: Rgb[], share: number): Rgb => {
   const place = share * (stops.length - 1);
   const at = Math.min(Math.floor(place), stops.length - 2);
@@ -23,7 +28,7 @@ const between = (stops: Rgb[], share: number): Rgb => {
   ) as Rgb;
 };
 
-export const STEPS = 255;
+const STEPS = 255;
 // The kinds of scale, in the order of the switch.
 export const SCALES: [string, string][] = [
   ["linear", "Linear"],
@@ -63,7 +68,7 @@ export class Colors {
   css: string[] = []; // 0: exactly 0; 1 to 255: the ramp; then the ramp of weights below 0
   table = new Uint32Array(); // the same as pixels
   scale = scaleOf("sqrt", 1); // the scale of the frame
-  private texts: string[] = []; // black or white: the contrast with any color is at least 4.58
+  private texts: string[] = [];
   private byName = new Map<string, string>();
   private root: Element;
 
@@ -82,8 +87,12 @@ export class Colors {
     ); // orange for blue
     const all = [rgb(this.get("--none")), ...above, ...below];
     this.css = all.map(([red, green, blue]) => `rgb(${red}, ${green}, ${blue})`);
-    this.texts = all.map((color) => (luminance(color) > 0.179 ? "#000000" : "#ffffff"));
+    this.texts = all.map(inkOn);
     this.table = Uint32Array.from(all, (color) => pixelOf(...color));
+  }
+  // What differs between the themes, for those who keep a drawing.
+  get theme() {
+    return this.css[9];
   }
   // A color of the style sheet. Kept, because to ask the browser for one after a change of the page costs a layout.
   get(name: string): string {
@@ -97,6 +106,9 @@ export class Colors {
   }
   on(share: number) {
     return this.texts[step(share)];
+  }
+  pixel(share: number) {
+    return this.table[step(share)];
   }
   // A share from -1 to 1: orange below 0.
   signed(share: number) {
@@ -117,6 +129,14 @@ export class Colors {
   }
   line(weight: number) {
     return this.of(Math.max(0.3, this.scale.place(weight)));
+  }
+  // A difference, from -most to most: --second-more below 0, --first-more above.
+  difference(most: number): (value: number) => string {
+    const [more, less] = ["--first-more", "--second-more"].map((name) =>
+      interpolateRgb(this.get("--none"), this.get(name)),
+    );
+    return (value) =>
+      value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most));
   }
   private step(weight: number) {
     return weight > 0
@@ -143,6 +163,22 @@ export function drawCells<Canvas extends HTMLCanvasElement>(
 // A color as a pixel.
 export const pixelOf = (red: number, green: number, blue: number, opacity = 255) =>
   ((opacity << 24) | (blue << 16) | (green << 8) | red) >>> 0;
+
+// Cells as an image, a pixel each.
+export function pictureOf(
+  values: ArrayLike<number>,
+  rows: number,
+  cols: number,
+  color: (value: number) => string,
+): HTMLCanvasElement {
+  const known = new Map<string, number>();
+  const pixels = Uint32Array.from(values, (value) => {
+    const css = color(value);
+    if (!known.has(css)) known.set(css, pixelOf(...partsOf(css)));
+    return known.get(css)!;
+  });
+  return drawCells(document.createElement("canvas"), rows, cols, pixels);
+}
 
 // Distinct colors for heads and series (Okabe and Ito), for the light and the dark theme.
 export const SERIES = [

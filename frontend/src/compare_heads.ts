@@ -1,17 +1,17 @@
 // Two heads, of one text or of two, side by side on one scale, and their difference.
-import { interpolateRgb } from "d3-interpolate";
 import { changeDetector } from "./changes";
 import { interval, place, type Context, type Panel as PinsPanel } from "./context";
-import { layerName, queriesOf, type Text } from "./data";
-import { actionButton, choice, cut, fill, h, hint, strong } from "./dom";
-import { exact, shown, tick } from "./format";
-import { legendOf } from "./legend";
+import { layerName, queriesOf, sizeOf, type Text } from "./data";
+import { actionButton, choice, cut, fill, h, hint, strong, table } from "./dom";
+import { exact, shown } from "./format";
+import { headChoices } from "./head_choice";
+import { differenceLegend } from "./legend";
 import { panelOf, type Grid, type Panel } from "./pin_figure";
 import { asPins, pinsOf } from "./pin_set";
 import type { Place, Range } from "./source";
 import type { State } from "./state";
 import { arrowOf, within } from "./steps";
-import { wordNames } from "./word_names";
+import { namesOfMap } from "./word_names";
 
 const [WHOLE, NEAR, LISTED] = [64, 48, 8]; // cells of a whole map, words around the chosen ones, keys in the table
 interface Side {
@@ -45,6 +45,15 @@ export async function chosenSides(context: Context): Promise<Side[]> {
       };
     }),
   );
+}
+
+// Whether two maps have equally many rows and columns, so that they have a difference.
+export const haveSameSizes = ([a, b]: { text: Text }[]) =>
+  sizeOf(a.text).join() === sizeOf(b.text).join();
+// The first map minus the second, and the greatest size of a difference.
+export function differenceOf([a, b]: { values: Float32Array }[]): [Float32Array, number] {
+  const values = a.values.map((value, at) => value - b.values[at]);
+  return [values, values.reduce((most, value) => Math.max(most, Math.abs(value)), 0)];
 }
 
 export function comparedHeads(context: Context): PinsPanel {
@@ -81,29 +90,23 @@ export function comparedHeads(context: Context): PinsPanel {
       context.set({
         pins: asPins(sides.map((one, n) => (n === at ? { ...one.place, ...part } : one.place))),
       });
-    const [{ place, text, letter }, name] = [side, (what: string) => `${what} of ${side.letter}`];
+    const { place, text, letter } = side;
     return h(
       "span",
       { class: "pin-side", role: "group", "aria-label": `Side ${letter}` },
       h("span", { class: "pin-letter" }, letter),
       titles.filter(Boolean).length > 1 &&
         choice(
-          name("Text"),
+          `Text of ${letter}`,
           String(place.text),
           titles.flatMap((title, n): [string, string][] => [[String(n), cut(title, 30)]]),
           (value) => change({ text: Number(value) }),
         ),
-      choice(
-        name("Layer"),
-        String(place.layer),
-        text.layers.map((layer, n) => [String(n), cut(layerName(layer), 24)]),
-        (value) => change({ layer: Number(value), head: 0 }),
-      ),
-      choice(
-        name("Head"),
-        String(place.head),
-        text.layers[place.layer].heads.map((_, n) => [String(n), String(n)]),
-        (value) => change({ head: Number(value) }),
+      ...headChoices(
+        text,
+        place,
+        (part) => change({ ...(part.layer === undefined ? {} : { head: 0 }), ...part }),
+        ` of ${letter}`,
       ),
     );
   }
@@ -115,18 +118,20 @@ export function comparedHeads(context: Context): PinsPanel {
       ? h("span", { class: "hint" }, ` ${cut(text.title, 40)}`)
       : null,
   ];
-  const alike = () =>
-    queriesOf(sides[0].text).length === queriesOf(sides[1].text).length &&
-    sides[0].text.tokens.length === sides[1].text.tokens.length;
+  const alike = () => haveSameSizes(sides);
 
   // The words of A, and those of B where they are others.
-  const both = (one: string[], other: string[]) =>
-    one.map((name, at) => (name === other[at] ? name : `${name} | ${other[at]}`));
+  const bothNames = () => {
+    const [one, other] = sides.map(({ text }) => namesOfMap(text));
+    return one.map((names, way) =>
+      names.map((name, at) => (name === other[way][at] ? name : `${name} | ${other[way][at]}`)),
+    ) as [string[], string[]];
+  };
 
   // What is shown: the whole map in at most 64 cells a side, or single weights near the chosen words.
   async function gridOf({ place, text }: Side, level: number): Promise<Grid> {
     const { source, state } = context;
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     if (state.x < 0)
       return {
         values: await source.tile(place, level, 0, 0, "mean"),
@@ -148,9 +153,7 @@ export function comparedHeads(context: Context): PinsPanel {
   async function draw() {
     const mine = ++turn;
     const found = await chosenSides(context);
-    const longest = Math.max(
-      ...found.map(({ text }) => Math.max(queriesOf(text).length, text.tokens.length)),
-    );
+    const longest = Math.max(...found.flatMap(({ text }) => sizeOf(text)));
     const finest = Math.max(...found.map(({ place }) => context.source.finest(place.text)));
     const level = Math.max(finest, Math.ceil(Math.log2(longest / WHOLE)), 0);
     const loaded = await Promise.all(found.map((side) => gridOf(side, level)));
@@ -213,20 +216,14 @@ export function comparedHeads(context: Context): PinsPanel {
       200,
       body.clientWidth > 760 ? body.clientWidth / 3 - 16 : body.clientWidth,
     );
-    const names = (side: Side): [string[], string[]] => [
-      wordNames(queriesOf(side.text)),
-      wordNames(side.text.tokens),
-    ];
     const drawn = sides.map((side, at) => ({
       caption: captionOf(side),
-      panel: panelOf(
-        grids[at],
-        names(side),
+      panel: panelOf(grids[at], namesOfMap(side.text), {
         width,
-        weight,
-        `Weights of side ${side.letter}`,
+        color: weight,
+        label: `Weights of side ${side.letter}`,
         onCell,
-      ),
+      }),
     }));
     panels = drawn.map(({ panel }) => panel);
     const figures = drawn.map(({ caption, panel }) => figureOf(caption, panel));
@@ -242,36 +239,21 @@ export function comparedHeads(context: Context): PinsPanel {
         ),
       );
     else {
-      const values = grids[0].values.map((value, at) => value - grids[1].values[at]);
-      const most = values.reduce((a, b) => Math.max(a, Math.abs(b)), 0);
-      const color = differences(most || 1);
-      const merged = names(sides[0]).map((all, way) => both(all, names(sides[1])[way])) as [
-        string[],
-        string[],
-      ];
-      const panel = panelOf(
-        { ...grids[0], values },
-        merged,
+      const [values, most] = differenceOf(grids);
+      const color = colors.difference(most || 1);
+      const panel = panelOf({ ...grids[0], values }, bothNames(), {
         width,
         color,
-        "Differences of the weights",
+        label: "Differences of the weights",
         onCell,
-      );
+      });
       panels.push(panel);
       figures.push(figureOf([strong("A − B")], panel));
       key.append(
         h(
           "span",
           {},
-          most > 0 &&
-            legendOf({
-              said: "Colors of the difference",
-              color: (share) => color(most * (2 * share - 1)),
-              ticks: [-1, -0.5, 0, 0.5, 1].map((part) => [
-                (part + 1) / 2,
-                `${part > 0 ? "+" : ""}${tick(part * most)}`,
-              ]),
-            }),
+          most > 0 && differenceLegend(colors, most),
           h(
             "span",
             { class: "hint" },
@@ -297,16 +279,6 @@ export function comparedHeads(context: Context): PinsPanel {
     values.reduce((total, value) => total + Math.abs(value), 0) /
     2 /
     (grids[0].rows[1] - grids[0].rows[0]);
-
-  function differences(most: number): (value: number) => string {
-    const { colors } = context;
-    const [more, less] = [
-      interpolateRgb(colors.get("--none"), colors.get("--first-more")),
-      interpolateRgb(colors.get("--none"), colors.get("--second-more")),
-    ];
-    return (value) =>
-      value > 0 ? more(Math.min(1, value / most)) : less(Math.min(1, -value / most));
-  }
 
   const figureOf = (caption: Parameters<typeof h>[2][], panel: Panel) =>
     h("figure", {}, h("figcaption", {}, ...caption), panel.figure);
@@ -337,10 +309,10 @@ export function comparedHeads(context: Context): PinsPanel {
     };
     const [a, b] = grids.map(value);
     const number = (value: number) => h("output", { title: exact(value) }, shown(value));
-    const pairs = sides.map(
-      ({ text }) =>
-        [wordNames(queriesOf(text))[i], wordNames(text.tokens)[j]] as (string | undefined)[],
-    );
+    const pairs = sides.map(({ text }): (string | undefined)[] => {
+      const [queries, keys] = namesOfMap(text);
+      return [queries[i], keys[j]];
+    });
     const pair = ([query, key]: (string | undefined)[]) => [
       strong(query ?? "–"),
       ` ${i} → `,
@@ -382,11 +354,7 @@ export function comparedHeads(context: Context): PinsPanel {
       ),
     );
     if (mine !== turn) return;
-    const ofQueries = both(
-      wordNames(queriesOf(sides[0].text)),
-      wordNames(queriesOf(sides[1].text)),
-    );
-    const ofKeys = both(wordNames(sides[0].text.tokens), wordNames(sides[1].text.tokens));
+    const [ofQueries, ofKeys] = bothNames();
     const listed = [...a.keys()]
       .sort((x, y) => Math.abs(a[y] - b[y]) - Math.abs(a[x] - b[x]))
       .slice(0, LISTED);
@@ -398,30 +366,17 @@ export function comparedHeads(context: Context): PinsPanel {
         {},
         h("h2", {}, "“", ofQueries[state.query], "” in A and in B"),
         hint("The words whose weights differ most. The arrow keys move the word and the key."),
-        h(
-          "table",
-          { class: "numbers changes" },
-          h(
-            "thead",
-            {},
+        table(
+          "numbers changes",
+          ["attends to", "A", "B", "A − B"],
+          listed.map((at) =>
             h(
               "tr",
               {},
-              ...["attends to", "A", "B", "A − B"].map((name) => h("th", { scope: "col" }, name)),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            ...listed.map((at) =>
-              h(
-                "tr",
-                {},
-                h("th", { scope: "row", dir: "auto" }, ofKeys[at]),
-                h("td", {}, shown(a[at])),
-                h("td", {}, shown(b[at])),
-                h("td", {}, signed(a[at] - b[at])),
-              ),
+              h("th", { scope: "row", dir: "auto" }, ofKeys[at]),
+              h("td", {}, shown(a[at])),
+              h("td", {}, shown(b[at])),
+              h("td", {}, signed(a[at] - b[at])),
             ),
           ),
         ),

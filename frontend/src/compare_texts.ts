@@ -1,10 +1,23 @@
 // Two texts side by side in the chosen head, and the heads in which the chosen word changes most: two texts of the page,
 // or a text and what a model answers to a question about it.
+import { haveSameSizes } from "./compare_heads";
 import { changeDetector } from "./changes";
 import { headName, inText, interval, place, strongest, type Context, type Panel } from "./context";
 import { counterparts, rowChange, shareWords } from "./counterparts";
-import { hasSameHeads, queriesOf, shortName, type Text } from "./data";
-import { actionButton, choice, cut, fill, h, hint, joins, strong, visible } from "./dom";
+import { hasSameHeads, queriesOf, shortName, sizeOf, type Text } from "./data";
+import {
+  actionButton,
+  choice,
+  cut,
+  fill,
+  h,
+  hint,
+  spaced,
+  strong,
+  table,
+  visible,
+  weighed,
+} from "./dom";
 import { shown } from "./format";
 import { panelOf } from "./pin_figure";
 import { asPins } from "./pin_set";
@@ -12,7 +25,7 @@ import { TILE } from "./source";
 import type { State } from "./state";
 import { arrowOf } from "./steps";
 import { unknownNote } from "./unknown";
-import { wordNames } from "./word_names";
+import { namesOfMap } from "./word_names";
 
 const [WORDS, LISTED, SHORT] = [400, 8, 2048]; // tokens of a text, heads in the list, keys up to which all layers count
 
@@ -152,8 +165,8 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
           },
           "Exchange the texts",
         ),
-      second?.tokens.length === context.text.tokens.length &&
-        queriesOf(second).length === queriesOf(context.text).length &&
+      second &&
+        haveSameSizes([context, { text: second }]) &&
         actionButton(
           {
             onclick: () =>
@@ -208,7 +221,9 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       },
     ];
     pair.replaceChildren(...sides.map((side, n) => column(side, choose[n])));
-    const drawn = await Promise.all(sides.map((side, n) => wholeMap(side, choose[n])));
+    const drawn = await Promise.all(
+      sides.map((side, n) => wholeMap(side, sides[1 - n].text, choose[n])),
+    );
     if (mine !== turn) return;
     maps.replaceChildren(...drawn);
     if (text.attribution || other.attribution) return changes.replaceChildren(); // their numbers are no weights
@@ -251,11 +266,6 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
   function column({ text, query, rows }: Side, choose: (query: number) => void): HTMLElement {
     const row = query < 0 ? null : rows[context.state.head];
     const best = row ? strongest(row, 3) : [];
-    const links = best.flatMap((at, n) => [
-      n ? ", " : "",
-      strong(visible(text.tokens[at])),
-      ` ${shown(row![at])}`,
-    ]);
     return h(
       "section",
       { class: "side" },
@@ -277,7 +287,7 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
           ? [
               strong(visible(queriesOf(text)[query])),
               text.attribution ? " depends on " : " attends to ",
-              ...links,
+              ...weighed(text.tokens, row, best),
               ".",
             ]
           : ["This text has no word in the place of the chosen one. Choose one here."]),
@@ -285,13 +295,17 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     );
   }
 
-  async function wholeMap(side: Side, choose: (query: number) => void): Promise<HTMLElement> {
+  async function wholeMap(
+    side: Side,
+    beside: Text,
+    choose: (query: number) => void,
+  ): Promise<HTMLElement> {
     const { text, number, query } = side;
     const { source, colors } = context;
-    const sizes = [queriesOf(text).length, text.tokens.length];
+    const sizes = sizeOf(text);
     const width = Math.min(
       480,
-      maps.clientWidth > 760 ? maps.clientWidth / 2 - 18 : maps.clientWidth,
+      maps.clientWidth > 640 ? maps.clientWidth / 2 - 18 : maps.clientWidth,
     );
     let level = source.finest(number);
     while (Math.max(...sizes) > TILE << level) level++;
@@ -302,17 +316,15 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       cols: [0, sizes[1]] as [number, number],
       level,
     };
-    const label = `All weights of ${inText(headName(context))} on this text`;
-    const panel = panelOf(
-      grid,
-      [wordNames(queriesOf(text)), wordNames(text.tokens)],
+    const panel = panelOf(grid, namesOfMap(text), {
       width,
-      (weight) => colors.weight(weight),
-      label,
-      (pair, click) => {
+      color: (weight) => colors.weight(weight),
+      label: `All weights of ${inText(headName(context))} on this text`,
+      onCell: (pair, click) => {
         if (pair && click) choose(pair[0]);
       },
-    );
+      beside: namesOfMap(beside),
+    });
     panel.mark([query, -1]);
     return h(
       "section",
@@ -347,35 +359,35 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
     choose: ((at: number) => void) | null,
     special: Set<number>,
   ): HTMLElement {
-    const [first, last] = interval(Math.max(query, 0), WORDS, tokens.length);
-    const box = h("div", {
-      class: "words",
-      dir: directionOf(tokens, special),
-      ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}),
-    });
-    for (let at = first; at < last; at++) {
-      if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
+    const range = interval(Math.max(query, 0), WORDS, tokens.length);
+    const word = (at: number) => {
       const span = h(
         "span",
         {
           class: special.has(at) ? "special" : "word",
           dir: "auto",
           title: row ? `${visible(tokens[at])}: ${shown(row[at])}` : visible(tokens[at]),
+          ...(choose
+            ? { role: "option", "aria-selected": String(at === query), onclick: () => choose(at) }
+            : {}),
         },
         visible(tokens[at]),
       );
-      if (choose) {
-        span.setAttribute("role", "option");
-        span.setAttribute("aria-selected", String(at === query));
-        span.addEventListener("click", () => choose(at));
-      }
       if (row) {
         span.style.background = context.colors.weight(row[at]);
         span.style.color = context.colors.textOn(row[at]);
       }
-      box.append(span);
-    }
-    return box;
+      return span;
+    };
+    return h(
+      "div",
+      {
+        class: "words",
+        dir: directionOf(tokens, special),
+        ...(choose ? { role: "listbox", tabindex: 0, "aria-label": "Words" } : {}),
+      },
+      ...spaced(tokens, range, word),
+    );
   }
 
   function drawChanges(text: Text, other: Text, found: Change[] | null, query: number) {
@@ -395,45 +407,30 @@ export function comparedTexts(context: Context, asked?: Asked): Panel {
       h(
         "div",
         { class: "scroll" },
-        h(
-          "table",
-          { class: "changes" },
-          h(
-            "thead",
-            {},
+        table(
+          "changes",
+          ["head", "change", "most on (first)", "most on (second)"],
+          found.map(({ layer, head, change, keys, weights }) =>
             h(
               "tr",
               {},
-              ...["head", "change", "most on (first)", "most on (second)"].map((name) =>
-                h("th", { scope: "col" }, name),
-              ),
-            ),
-          ),
-          h(
-            "tbody",
-            {},
-            ...found.map(({ layer, head, change, keys, weights }) =>
               h(
-                "tr",
-                {},
-                h(
-                  "th",
-                  { scope: "row" },
-                  actionButton(
-                    {
-                      class: "line",
-                      "aria-pressed": String(
-                        layer === context.state.layer && head === context.state.head,
-                      ),
-                      onclick: () => context.set({ layer, head }),
-                    },
-                    shortName(text.layers[layer], head),
-                  ),
+                "th",
+                { scope: "row" },
+                actionButton(
+                  {
+                    class: "line",
+                    "aria-pressed": String(
+                      layer === context.state.layer && head === context.state.head,
+                    ),
+                    onclick: () => context.set({ layer, head }),
+                  },
+                  shortName(text.layers[layer], head),
                 ),
-                h("td", { class: "number" }, shown(change)),
-                best(weights[0], keys[0], text),
-                best(weights[1], keys[1], other),
               ),
+              h("td", { class: "number" }, shown(change)),
+              best(weights[0], keys[0], text),
+              best(weights[1], keys[1], other),
             ),
           ),
         ),

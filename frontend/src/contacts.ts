@@ -7,7 +7,7 @@ import { fill, h, hint, strong } from "./dom";
 import { shown } from "./format";
 import { numbers } from "./numbers";
 import { panelOf } from "./pin_figure";
-import { TILE, type Source } from "./source";
+import { TILE, type Range, type Source } from "./source";
 
 // Residues of a protein and of a map that is drawn; the distance in the chain from which a contact counts; pairs listed.
 const [LEAST, MOST, APART, LISTED] = [8, 512, 6, 20];
@@ -34,7 +34,7 @@ export function contactsOfHead(context: Context, width: number): ChartPlan[] {
         text.title,
         state.layer,
         state.head,
-        colors.css[9],
+        colors.theme,
         width,
       ].join(),
       draw: () => {
@@ -66,13 +66,12 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
     { class: "hint contact-readout", role: "status" },
     "Point at a pair of residues.",
   );
-  const panel = panelOf(
-    { values: contacts, rows: [0, size], cols: [0, size], level: 0 },
-    [names, names],
+  const grid = { values: contacts, rows: [0, size] as Range, cols: [0, size] as Range, level: 0 };
+  const panel = panelOf(grid, [names, names], {
     width,
-    (value) => (value > 0 ? colors.of(Math.max(value / most, 0.004)) : colors.css[0]),
-    `Contact map, ${about}`,
-    (pair) => {
+    color: (value) => (value > 0 ? colors.of(Math.max(value / most, 0.004)) : colors.css[0]),
+    label: `Contact map, ${about}`,
+    onCell: (pair) => {
       panel.mark(pair ?? [-1, -1]);
       if (pair)
         fill(
@@ -81,7 +80,7 @@ async function drawContacts(context: Context, box: HTMLElement, width: number) {
           `: ${shown(contacts[pair[0] * size + pair[1]])}`,
         );
     },
-  );
+  });
   const legend = rangeLegend(colors, 0, most, "contact; gray: 0 or less");
   fill(
     box,

@@ -28,6 +28,10 @@ export interface Head {
   received: number[];
   examples?: Example[]; // of a corpus: the strongest first, each from another document
 }
+export interface HeadPlace {
+  layer: number; // its index in the list of layers
+  head: number;
+}
 // `note` says what is special about a layer: its kind, and that its numbers are shares of |weight|.
 export interface Layer {
   name: string;
@@ -187,10 +191,23 @@ export const sizesOf = ({ layers }: Text): string => {
 };
 export const rolesOf = (text: Text, layer: number, head: number): string[] =>
   text.layers[layer].heads[head].roles.map((role) => role.kind);
+export const statisticsOf = (text: Text): string[] => Object.keys(text.layers[0].heads[0].values);
+// The heads of the layer that has most.
+export const mostHeads = ({ layers }: Text): number =>
+  Math.max(...layers.map(({ heads }) => heads.length));
+// Every head, layer by layer.
+export const everyHead = ({ layers }: Text): HeadPlace[] =>
+  layers.flatMap(({ heads }, layer) => heads.map((_, head) => ({ layer, head })));
 // A text as it was given, whose weights are those of the model: it can be asked about.
 export const isPlain = (text: Text): boolean =>
   !text.queries && !text.picture && !text.generation && !text.attribution && !text.effect;
 export const queriesOf = (text: Text): string[] => text.queries ?? text.tokens;
+
+// The rows and the columns of a map: the numbers of queries and of keys.
+export const sizeOf = (text: Text): [number, number] => [
+  queriesOf(text).length,
+  text.tokens.length,
+];
 
 export function bytes(base64: string): Uint8Array {
   const text = atob(base64);

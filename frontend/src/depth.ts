@@ -1,8 +1,8 @@
 // The scrubber of the overview: what the word of the first sentence attends to, layer by layer, as the mean of the heads.
 import { strongest, type Context } from "./context";
 import { layerName, queriesOf } from "./data";
-import { actionButton, fill, h, strong, visible } from "./dom";
-import { plural, shown } from "./format";
+import { actionButton, fill, h, strong, visible, weighed } from "./dom";
+import { plural } from "./format";
 import { meanLine } from "./head_sets";
 
 const [PACE, NAMED] = [900, 3]; // milliseconds of a layer while it plays; words in the sentence
@@ -63,11 +63,8 @@ export function depthBar(context: Context, changed: () => void): Depth {
         ? [
             `${layerSaid()}: `,
             strong(word),
-            ...links.flatMap((at, n) => [
-              n ? ", " : " → ",
-              strong(visible(text.tokens[at])),
-              ` ${shown(weights[at])}`,
-            ]),
+            links.length ? " → " : "",
+            ...weighed(text.tokens, weights, links),
           ]
         : ["The same word in every layer: drag, or play."]),
     );

@@ -62,7 +62,7 @@ export function choice(
     { "aria-label": label, onchange: () => chosen(select.value) },
     ...options.map(([name, said]) => h("option", { value: name, selected: name === value }, said)),
   );
-  return h("label", { class: "choice" }, h("span", {}, label), select);
+  return labelled(label, select);
 }
 
 // A button whose face is a sign, such as "‹".
@@ -121,6 +121,22 @@ export const weightOutput = (value: number | null) =>
     value === null ? "…" : shown(value),
   );
 
+// Words with their weights: "tired 0.715, [CLS] 0.128".
+export const weighed = (tokens: string[], weights: ArrayLike<number>, listed: number[]) =>
+  listed.flatMap((at, n) => [n ? ", " : "", strong(visible(tokens[at])), ` ${shown(weights[at])}`]);
+
+// A control with its name.
+export const labelled = (name: string, control: Node): HTMLLabelElement =>
+  h("label", { class: "choice" }, h("span", {}, name), control);
+
+export const table = (look: string, heads: string[], rows: HTMLElement[]): HTMLTableElement =>
+  h(
+    "table",
+    { class: look },
+    h("thead", {}, h("tr", {}, ...heads.map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, ...rows),
+  );
+
 export const strong = (text: string | number) => h("b", { dir: "auto" }, text);
 
 // A token without "##", which marks the continuation of a word.
@@ -159,6 +175,17 @@ export const cut = (text: string, size: number) =>
 // Whether there is no space between a token and the token before it.
 export const joins = (token: string, before: string | undefined) =>
   before === undefined || /^##|^[.,;:!?)\]’”'%]+$/.test(token) || /^['’(“‘[]$/.test(before);
+
+// The words of a range of tokens, with a space between those that are apart.
+export const spaced = (
+  tokens: string[],
+  [first, last]: [number, number],
+  word: (at: number) => Node,
+): (Node | string)[] =>
+  Array.from({ length: last - first }, (_, n) => first + n).flatMap((at) => [
+    at === first || joins(tokens[at], tokens[at - 1]) ? "" : " ",
+    word(at),
+  ]);
 
 /** The chart that Observable Plot drew: before it, the same figure holds legends. */
 export function chartOf(drawing: Element): SVGSVGElement {

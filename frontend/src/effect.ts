@@ -1,7 +1,7 @@
 // What changes in a prediction without some weights, as bars before and after.
 import { SERIES } from "./color";
 import type { Effect } from "./data";
-import { h, visible } from "./dom";
+import { h, table, visible } from "./dom";
 import { probability } from "./format";
 
 // A number beside a bar whose length is its share of `most`.
@@ -26,24 +26,15 @@ function bars(first: string, names: string[], rows: [string, ...number[]][]): HT
   return h(
     "div",
     { class: "scroll" },
-    h(
-      "table",
-      { class: "effect-bars" },
-      h(
-        "thead",
-        {},
-        h("tr", {}, ...[first, ...names].map((name) => h("th", { scope: "col" }, name))),
-      ),
-      h(
-        "tbody",
-        {},
-        ...rows.map(([token, ...values]) =>
-          h(
-            "tr",
-            {},
-            h("th", { scope: "row", dir: "auto" }, visible(token.trim() || token)),
-            ...values.map((value, at) => bar(value, most, SERIES[at])),
-          ),
+    table(
+      "effect-bars",
+      [first, ...names],
+      rows.map(([token, ...values]) =>
+        h(
+          "tr",
+          {},
+          h("th", { scope: "row", dir: "auto" }, visible(token.trim() || token)),
+          ...values.map((value, at) => bar(value, most, SERIES[at])),
         ),
       ),
     ),

@@ -1,8 +1,8 @@
 // The figure sheet: chosen panels at the size that they have in a paper, with legend and caption, to be saved.
 import { Colors, scaleOf, SCALES } from "./color";
 import { headName, interval, type Context } from "./context";
-import { layerLabel, queriesOf, type Text } from "./data";
-import { actionButton, choice, cut, fill, h, hint, s, segments, visible } from "./dom";
+import { queriesOf, type Text } from "./data";
+import { actionButton, choice, cut, fill, h, hint, labelled, s, segments, visible } from "./dom";
 import {
   TALLEST,
   FONT,
@@ -16,6 +16,7 @@ import {
   type Drawn,
   type Frame,
 } from "./figure_frame";
+import { headChoices } from "./head_choice";
 import { legendInPoints, weightLegend } from "./legend";
 import { CSV_HEAD, DRAW, PANELS } from "./figure_panels";
 import {
@@ -60,12 +61,11 @@ async function drawFigure(
   tallest = TALLEST,
 ): Promise<Figure> {
   const { state, text } = context;
-  const scale = scaleOf(state.scale, text.tokens.length);
+  colors.scale = scaleOf(state.scale, text.tokens.length);
   const frame: Frame = {
     context,
     width: width * PT - 2 * MARGIN,
     colors,
-    scale,
     span: spanOf(state.span, text),
     tallest,
   };
@@ -100,7 +100,6 @@ async function drawFigure(
     const uniform = keys.length === 1 ? ofCells.uniform : 0; // panels with cells of other sizes
     const legend = legendInPoints(weightLegend(colors, { ...ofCells, uniform }), SMALL);
     legend.node.setAttribute("transform", `translate(0,${round(y)})`);
-    legend.node.setAttribute("color", INK);
     const name = `weight, ${legendName(state)}`;
     const isBeside = legend.width + 4 + widthOf(name, SMALL) <= frame.width;
     if (!isBeside) y += 10;
@@ -181,14 +180,7 @@ const serialized = (figure: Figure) => new XMLSerializer().serializeToString(fig
 export const documentOf = (figure: Figure) =>
   printedPage(serialized(figure), figure.width, figure.height, figure.name);
 
-export interface FigureSheet {
-  element: HTMLDialogElement;
-  update(): void;
-  beforePrint(): Promise<void>;
-  afterPrint(): void;
-}
-
-export function figureSheet(context: Context): FigureSheet {
+export function figureSheet(context: Context) {
   const controls = h("div", { class: "controls" });
   const preview = h("div", { class: "figure-paper" });
   const status = h("p", { class: "hint", role: "status" });
@@ -301,21 +293,10 @@ export function figureSheet(context: Context): FigureSheet {
     fill(
       controls,
       panels,
-      choice(
-        "Layer",
-        String(state.layer),
-        text.layers.map((layer, at) => [String(at), layerLabel(layer)]),
-        (value) => {
-          change({ layer: Number(value) });
-          drawControls();
-        },
-      ),
-      choice(
-        "Head",
-        String(state.head),
-        text.layers[state.layer].heads.map((_, head) => [String(head), String(head)]),
-        (value) => change({ head: Number(value) }),
-      ),
+      ...headChoices(text, state, (part) => {
+        change(part);
+        if (part.layer !== undefined) drawControls();
+      }),
       choice(
         "Word",
         String(state.query),
@@ -327,10 +308,8 @@ export function figureSheet(context: Context): FigureSheet {
           ]),
         (value) => change({ query: Number(value) }),
       ),
-      h(
-        "label",
-        { class: "choice" },
-        h("span", {}, "Tokens"),
+      labelled(
+        "Tokens",
         h("input", {
           size: 9,
           value: state.span,

@@ -1,7 +1,9 @@
 // What the panels of a figure share: its sizes in points, its words, its cells and its colors. Dark is more, on white.
-import { drawCells, STEPS, type Colors, type Scale } from "./color";
-import type { Context } from "./context";
+import { pictureOf, type Colors } from "./color";
+import { interval, type Context } from "./context";
+import { queriesOf } from "./data";
 import { cut, s, visible } from "./dom";
+import { legendInPoints } from "./legend";
 import { cutName } from "./word_names";
 import type { Row } from "./output";
 
@@ -14,8 +16,7 @@ const [RECTS, LETTERS] = [4096, 14]; // more cells are one picture; the longest 
 export interface Frame {
   context: Context;
   width: number; // in points
-  colors: Colors;
-  scale: Scale;
+  colors: Colors; // with the scale of weights
   span: [number, number] | null; // the tokens that were asked for
   tallest: number; // points of a panel
 }
@@ -82,6 +83,13 @@ export function write(
   );
 }
 export const round = (value: number) => Math.round(value * 100) / 100;
+// The place and the size of a rectangle.
+export const box = ([x, y, width, height]: number[]) => ({
+  x: round(x),
+  y: round(y),
+  width: round(width),
+  height: round(height),
+});
 
 // A matrix of cells, rectangles if they are few, and a picture with sharp cells if they are many.
 export function weightCells(
@@ -90,7 +98,7 @@ export function weightCells(
   rows: number,
   cols: number,
   [x, y, cell, tall]: number[],
-  place = frame.scale.place,
+  color = (value: number) => frame.colors.weight(value),
 ): SVGGElement {
   const group = s("g", { class: "cells" });
   if (rows * cols <= RECTS) {
@@ -98,23 +106,14 @@ export function weightCells(
       for (let j = 0; j < cols; j++)
         group.append(
           s("rect", {
-            x: round(x + j * cell),
-            y: round(y + i * tall),
-            width: round(cell),
-            height: round(tall),
-            fill: frame.colors.of(place(values[i * cols + j])),
+            ...box([x + j * cell, y + i * tall, cell, tall]),
+            fill: color(values[i * cols + j]),
           }),
         );
-  } else
-    group.append(
-      cellImage(frame, Array.from(values, place), rows, cols, [x, y, cols * cell, rows * tall]),
-    );
+  } else group.append(cellImage(values, rows, cols, [x, y, cols * cell, rows * tall], color));
   group.append(
     s("rect", {
-      x: round(x),
-      y: round(y),
-      width: round(cols * cell),
-      height: round(rows * tall),
+      ...box([x, y, cols * cell, rows * tall]),
       fill: "none",
       stroke: LINE,
       "stroke-width": 0.5,
@@ -126,7 +125,7 @@ export function weightCells(
 // Cells as vectors: a path for each color, to which every matrix of a panel adds its cells.
 export function cellsByColor(
   frame: Frame,
-  places: ArrayLike<number>,
+  values: ArrayLike<number>,
   rows: number,
   cols: number,
   [x, y, width, height]: number[],
@@ -134,7 +133,7 @@ export function cellsByColor(
 ) {
   const [wide, tall] = [width / cols, height / rows];
   for (let at = 0; at < rows * cols; at++) {
-    const color = frame.colors.of(places[at]);
+    const color = frame.colors.weight(values[at]);
     const path = paths.get(color) ?? [];
     if (!path.length) paths.set(color, path);
     path.push(
@@ -145,18 +144,13 @@ export function cellsByColor(
 
 // Cells as an image. Each cell is several pixels, so that no program blurs them.
 export function cellImage(
-  frame: Frame,
-  places: ArrayLike<number>,
+  values: ArrayLike<number>,
   rows: number,
   cols: number,
   [x, y, width, height]: number[],
+  color: (value: number) => string,
 ): SVGImageElement {
-  const pixels = Uint32Array.from(
-    places,
-    (share) =>
-      frame.colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))],
-  );
-  const small = drawCells(document.createElement("canvas"), rows, cols, pixels);
+  const small = pictureOf(values, rows, cols, color);
   const times = Math.max(1, Math.ceil(((width / 72) * 300) / cols));
   const large = document.createElement("canvas");
   [large.width, large.height] = [cols * times, rows * times];
@@ -164,10 +158,7 @@ export function cellImage(
   brush.imageSmoothingEnabled = false;
   brush.drawImage(small, 0, 0, large.width, large.height);
   return s("image", {
-    x: round(x),
-    y: round(y),
-    width: round(width),
-    height: round(height),
+    ...box([x, y, width, height]),
     preserveAspectRatio: "none",
     href: large.toDataURL(),
   });
@@ -232,4 +223,40 @@ function broken(word: string, room: number, size: number): string[] {
     parts[parts.length - 1] += letter;
   }
   return parts;
+}
+
+export const pairOf = (text: Context["text"], i: number, j: number) => [
+  i,
+  queriesOf(text)[i],
+  j,
+  text.tokens[j],
+];
+
+// The tokens of a side: those that were asked for, or those around the chosen one.
+export const tokensOf = (
+  frame: Frame,
+  side: "queries" | "keys",
+  most: number,
+): [number, number] => {
+  const { text, state } = frame.context;
+  const all = side === "keys" ? text.tokens.length : queriesOf(text).length;
+  if (frame.span && (side === "queries" || !text.queries))
+    return [frame.span[0], Math.min(frame.span[1], all)];
+  return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
+};
+
+// The place and the name of a token, or of the first and the last one of a cell.
+export const tokensInRow = (tokens: string[], first: number, last: number) =>
+  first === last
+    ? [first, tokens[first]]
+    : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
+
+export const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
+
+// The legend of one panel, and the size of the panel with it.
+export function legendBelow(node: SVGGElement, legend: SVGSVGElement, [x, y]: number[]) {
+  const key = legendInPoints(legend, SMALL);
+  key.node.setAttribute("transform", `translate(${round(x)},${round(y)})`);
+  node.append(key.node);
+  return { width: x + key.width, height: y + key.height };
 }

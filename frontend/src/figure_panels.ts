@@ -1,18 +1,13 @@
-// The panels of a figure: words with arcs, the map of a head, all heads, alignment, and a statistic of all heads.
-import { interval, headName, inText, place, strongest, type Context } from "./context";
-import { bytes, layerLabel, queriesOf, shortName, weightOf, type Pool } from "./data";
-import { chosenSides } from "./compare_heads";
+// The panels of a figure: the map of a head, an alignment, two heads or texts; and those of other files.
+import { textOver } from "./color";
+import { chosenSides, differenceOf, haveSameSizes } from "./compare_heads";
 import { canCompareTexts, textsOfFigure } from "./compare_texts";
+import { headName, inText, place, type Context } from "./context";
+import { layerLabel, type Pool, queriesOf, shortName } from "./data";
 import { cut, s } from "./dom";
-import { inCell, shown, statisticInCell } from "./format";
-import { legendInPoints, rangeLegend } from "./legend";
-import { ARCS, arcOf, heightOf, LEAST, spot, widestOf } from "./arcs";
 import {
-  cellImage,
-  cellsByColor,
+  box,
   gutter,
-  NORMAL,
-  round,
   shortToken,
   SMALL,
   tokensAlong,
@@ -21,19 +16,23 @@ import {
   widthOf,
   write,
   GOLD,
-  INK,
-  LINE,
   SOFT,
   type Drawn,
   type Frame,
+  tokensOf,
+  tokensInRow,
+  pairOf,
+  legendBelow,
 } from "./figure_frame";
-import { alignmentPanels } from "./views/alignment";
-import { isOfHeads } from "./views/compare";
-import { headOrder } from "./head_order";
+import { headsPanel, statisticsPanel } from "./figure_heads";
+import { wordsWithArcs } from "./figure_words";
+import { inCell } from "./format";
+import { differenceLegend } from "./legend";
 import type { Row } from "./output";
 import { TILE } from "./source";
-import { wordNames } from "./word_names";
-import { byLayer, headsInWords, listedHeads, meanLine } from "./head_sets";
+import { alignmentPanels } from "./views/alignment";
+import { isOfHeads } from "./views/compare";
+import { namesOfMap, wordNames } from "./word_names";
 
 export const PANELS: [string, string][] = [
   ["words", "Words with arcs"],
@@ -54,36 +53,23 @@ export const CSV_HEAD: Row = [
   "key token",
   "value",
 ];
-const [PITCH, MOST, NUMBERED, WIDEST, EXACT, VECTORS] = [9.2, 256, 14, 20, 48, 24_000];
-const [THICKEST, BESIDE] = [2.8, 300]; // points of the widest arc; of a figure with room for two maps
-// VECTORS: cells of all heads, of more they are pictures
+// Cells of a side; points of a cell with a number, of the largest cell, and of a figure with room for two maps.
+const [MOST, NUMBERED, WIDEST, BESIDE] = [256, 14, 20, 300];
 
-const pair = (text: Context["text"], i: number, j: number) => [
-  i,
-  queriesOf(text)[i],
-  j,
-  text.tokens[j],
-];
-const capital = (text: string) => text[0].toUpperCase() + text.slice(1);
-// The weight of an arc: as in a cell, and also if it is small.
-const arcWeight = (value: number) => inCell(value) || shown(value);
-
-// The tokens of a side: those that were asked for, or those around the chosen one.
-const tokensOf = (frame: Frame, side: "queries" | "keys", most: number): [number, number] => {
-  const { text, state } = frame.context;
-  const all = side === "keys" ? text.tokens.length : queriesOf(text).length;
-  if (frame.span && (side === "queries" || !text.queries))
-    return [frame.span[0], Math.min(frame.span[1], all)];
-  return interval(side === "keys" && text.queries ? 0 : state.query, most, all);
-};
-
+interface Region {
+  values: Float32Array;
+  rows: number;
+  cols: number;
+  level: number;
+  first: [number, number];
+}
 // Weights, or cells of several weights if a side has more than MOST tokens.
 async function region(
   frame: Frame,
   at = place(frame.context),
   [top, bottom]: [number, number],
   [left, right]: [number, number],
-) {
+): Promise<Region> {
   const { source, state } = frame.context;
   const finest = source.finest(state.text);
   const level = Math.max(
@@ -110,7 +96,7 @@ async function region(
     rows,
     cols,
     level,
-    first: [ends[0] << level, ends[2] << level] as [number, number],
+    first: [ends[0] << level, ends[2] << level],
   };
 }
 
@@ -119,15 +105,13 @@ function rowsOf(
   panel: string,
   layer: number,
   head: string | number,
-  found: Awaited<ReturnType<typeof region>>,
+  found: Region,
 ): Row[] {
   const { text } = context;
   const { values, cols, level, first } = found;
   const size = 2 ** level;
-  const part = (at: number, tokens: string[]) => {
-    const last = Math.min(at + size, tokens.length) - 1;
-    return size > 1 ? [`${at}-${last}`, `${tokens[at]} … ${tokens[last]}`] : [at, tokens[at]];
-  };
+  const part = (at: number, tokens: string[]) =>
+    tokensInRow(tokens, at, Math.min(at + size, tokens.length) - 1);
   const quantity =
     size > 1
       ? context.state.pool === "max"
@@ -136,7 +120,7 @@ function rowsOf(
       : "weight";
   return Array.from(values, (value, at) => [
     panel,
-    layerLabel(context.text.layers[layer]),
+    layerLabel(text.layers[layer]),
     head,
     quantity,
     ...part(first[0] + Math.floor(at / cols) * size, queriesOf(text)),
@@ -145,222 +129,20 @@ function rowsOf(
   ]);
 }
 
-// Words with arcs
-
-async function wordsWithArcs(frame: Frame): Promise<Drawn> {
-  const { context, width } = frame;
-  const { text, state } = context;
-  const heads = byLayer(listedHeads(context));
-  const room = Math.floor(width / PITCH);
-  const keys = tokensOf(frame, "keys", room);
-  if (keys[1] - keys[0] > room) keys[1] = keys[0] + room;
-  const query = wordNames(queriesOf(text))[state.query];
-  const weights = await meanLine(context, heads, state.query);
-  const one = [...heads.values()].flat().length === 1;
-  const label = one
-    ? String([...heads.values()].flat()[0])
-    : `mean of ${[...heads].map(([layer, list]) => `${layerLabel(context.text.layers[layer])}: ${list.join(" ")}`).join("; ")}`;
-  const rows: Row[] = [];
-  for (let j = keys[0]; j < keys[1]; j++)
-    rows.push([
-      "words",
-      one || heads.size === 1 ? layerLabel(context.text.layers[[...heads.keys()][0]]) : "all",
-      label,
-      "weight",
-      ...pair(text, state.query, j),
-      weights[j],
-    ]);
-  const node = s("g", {});
-  const [across, height] = text.queries
-    ? crossWords(frame, node, keys, weights)
-    : selfWords(frame, node, keys, weights);
-  const left = 1 - weights.slice(...keys).reduce((total, value) => total + value, 0);
-  const outside =
-    left > 0.005 && (keys[0] > 0 || keys[1] < text.tokens.length)
-      ? ` Tokens ${keys[0]} to ${keys[1] - 1} of ${text.tokens.length}; ${Math.round(left * 100)} % of the weight is outside.`
-      : "";
-  return {
-    node,
-    width: across,
-    height,
-    title: `What “${query}” attends to`,
-    rows,
-    keys: 1,
-    heads: one ? headName(context, ...listedHeads(context)[0]) : capital(headsInWords(context)),
-    said: `What “${query}” attends to; a thicker arc is a larger weight.${outside}`,
-  };
-}
-
-// The x of the middle of every word, its width, and whether words are turned because a line has no room for them.
-function spread(
-  tokens: string[],
-  width: number,
-): { at: number[]; wide: number[]; turned: boolean } {
-  const size = tokens.map((token) => widthOf(shortToken(token), NORMAL, true) + 5);
-  const total = size.reduce((a, b) => a + b, 0);
-  const turned = total > width;
-  const pitch = Math.min(width / tokens.length, 16);
-  let x = 0;
-  const at = size.map((each) => {
-    const step = turned ? pitch : each;
-    x += step;
-    return x - step / 2;
-  });
-  return { at, wide: turned ? size.map(() => pitch) : size, turned };
-}
-
-// The arcs of the chosen word, the strongest last: the places of their words, and the share of the widest arc.
-function arcShares(frame: Frame, weights: Float32Array, [first, last]: [number, number]) {
-  const shown = weights.subarray(first, last);
-  const widest = widestOf(weights.length, ...shown);
-  return strongest(shown, ARCS)
-    .map((at) => ({ at, share: shown[at] / widest, weight: shown[at] }))
-    .filter(({ share }) => share >= LEAST)
-    .map((arc) => ({
-      ...arc,
-      color: frame.colors.of(Math.max(0.3, frame.scale.place(arc.weight))),
-    }))
-    .reverse();
-}
-
-function selfWords(
-  frame: Frame,
-  node: SVGGElement,
-  [first, last]: [number, number],
-  weights: Float32Array,
-) {
-  const { text, state } = frame.context;
-  const tokens = text.tokens.slice(first, last);
-  const { at, wide, turned } = spread(tokens, frame.width);
-  const tall = turned ? widest(tokens, NORMAL) + 6 : 13;
-  const here = state.query - first;
-  const arcs =
-    at[here] === undefined
-      ? []
-      : arcShares(frame, weights, [first, last]).filter((arc) => arc.at !== here);
-  const rise = (j: number) => 0.75 * heightOf(Math.abs(at[j] - at[here]));
-  const top = Math.max(0, ...arcs.map((arc) => rise(arc.at))) + 10;
-  const sheet = { width: frame.width, height: top + tall };
-  for (const arc of arcs)
-    node.append(
-      arcOf(arc, spot(at[here], top, tall), spot(at[arc.at], top, tall), sheet, {
-        widest: THICKEST,
-      }),
-    );
-  const most = arcs.at(-1);
-  if (most) {
-    const [x, y] = [(at[here] + at[most.at]) / 2, top - rise(most.at) - 4];
-    const said = arcWeight(most.weight);
-    const wide = widthOf(said, SMALL) + 3;
-    node.append(
-      s("rect", {
-        x: round(x - wide / 2),
-        y: round(y - 4),
-        width: round(wide),
-        height: 8,
-        fill: "#ffffff",
-      }),
-      write(said, x, y, { anchor: "middle" }),
-    );
-  }
-  tokens.forEach((token, j) => {
-    box(frame, node, token, [at[j], top, wide[j], tall], weights[first + j], turned, j === here);
-  });
-  return [at.at(-1)! + wide.at(-1)! / 2, top + tall];
-}
-
-function box(
-  frame: Frame,
-  node: SVGGElement,
-  token: string,
-  [x, y, wide, tall]: number[],
-  weight: number | null,
-  turned: boolean,
-  chosen: boolean,
-) {
-  const share = weight === null ? 0 : frame.scale.place(weight);
-  node.append(
-    s("rect", {
-      class: "cell",
-      x: round(x - wide / 2 + 0.3),
-      y: round(y),
-      width: round(wide - 0.6),
-      height: round(tall),
-      fill: weight === null ? "none" : frame.colors.of(share),
-      stroke: chosen ? INK : "none",
-      "stroke-width": 1,
-    }),
-  );
-  const look = { size: NORMAL, bold: chosen, fill: frame.colors.on(share), token: true };
-  node.append(
-    turned
-      ? write(shortToken(token), x, y + 3, { ...look, turned, anchor: "end" })
-      : write(shortToken(token), x, y + tall / 2, { ...look, anchor: "middle" }),
-  );
-}
-
-// Two texts: the queries above, the keys below, and a line for every weight.
-function crossWords(
-  frame: Frame,
-  node: SVGGElement,
-  [first, last]: [number, number],
-  weights: Float32Array,
-) {
-  const { text, state } = frame.context;
-  const room = Math.floor(frame.width / PITCH);
-  const above = interval(state.query, room, queriesOf(text).length);
-  const [own, keys] = [queriesOf(text).slice(...above), text.tokens.slice(first, last)];
-  const [top, low] = [spread(own, frame.width), spread(keys, frame.width)];
-  const tall = (tokens: string[], turned: boolean) => (turned ? widest(tokens, NORMAL) + 6 : 13);
-  const [upper, lower] = [tall(own, top.turned), tall(keys, low.turned)];
-  const [start, end] = [upper, upper + 40];
-  const sheet = { width: frame.width, height: end + lower };
-  for (const arc of arcShares(frame, weights, [first, last]))
-    node.append(
-      arcOf(
-        arc,
-        spot(top.at[state.query - above[0]], 0, start),
-        spot(low.at[arc.at], end, lower),
-        sheet,
-        { widest: THICKEST, apart: true },
-      ),
-    );
-  own.forEach((token, i) => {
-    box(
-      frame,
-      node,
-      token,
-      [top.at[i], 0, top.wide[i], upper],
-      null,
-      top.turned,
-      i === state.query - above[0],
-    );
-  });
-  keys.forEach((token, j) => {
-    box(
-      frame,
-      node,
-      token,
-      [low.at[j], end, low.wide[j], lower],
-      weights[first + j],
-      low.turned,
-      false,
-    );
-  });
-  const ends = [top, low].map(({ at, wide }) => at.at(-1)! + wide.at(-1)! / 2);
-  return [Math.max(...ends), end + lower];
-}
-
 // The map of one head
+
+const wholeRegion = (frame: Frame) =>
+  region(
+    frame,
+    place(frame.context),
+    tokensOf(frame, "queries", Infinity),
+    tokensOf(frame, "keys", Infinity),
+  );
 
 async function map(frame: Frame): Promise<Drawn> {
   const { context } = frame;
   const { text, state } = context;
-  const all: [number, number][] = [
-    tokensOf(frame, "queries", Infinity),
-    tokensOf(frame, "keys", Infinity),
-  ];
-  const found = await region(frame, place(context), all[0], all[1]);
+  const found = await wholeRegion(frame);
   const { node, width, height } = matrix(frame, found, headName(context));
   const pooled = found.level
     ? ` A cell is ${2 ** found.level} × ${2 ** found.level} weights: ${
@@ -382,21 +164,21 @@ async function map(frame: Frame): Promise<Drawn> {
 
 function matrix(
   frame: Frame,
-  { values, rows, cols, level, first }: Awaited<ReturnType<typeof region>>,
+  { values, rows, cols, level, first }: Region,
   about: string,
+  color = (value: number) => frame.colors.weight(value),
 ) {
   const { text } = frame.context;
   const step = 2 ** level;
-  const tokens = [
-    wordNames(queriesOf(text)).slice(first[0], first[0] + rows * step),
-    wordNames(text.tokens).slice(first[1], first[1] + cols * step),
-  ];
+  const tokens = namesOfMap(text).map((all, way) =>
+    all.slice(first[way], first[way] + [rows, cols][way] * step),
+  );
   const guess = Math.min(WIDEST, (frame.width - 40) / cols);
   const left = 11 + gutter(tokens[0], first[0], step, guess);
   const cell = Math.min(WIDEST, (frame.width - left - 1) / cols, (frame.tallest - 60) / rows);
   const [low, name] = [rows * cell, gutter(tokens[1], first[1], step, cell)];
   const node = s("g", { "aria-label": about });
-  node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell]));
+  node.append(weightCells(frame, values, rows, cols, [left, 0, cell, cell], color));
   node.append(
     tokensAlong(tokens[0], first[0], step, cell, true, [left, 0]),
     tokensAlong(tokens[1], first[1], step, cell, false, [left, low]),
@@ -408,7 +190,7 @@ function matrix(
           inCell(values[at]),
           left + ((at % cols) + 0.5) * cell,
           (Math.floor(at / cols) + 0.5) * cell,
-          { anchor: "middle", fill: frame.colors.on(frame.scale.place(values[at])) },
+          { anchor: "middle", fill: textOver(color(values[at])) },
         ),
       );
   const axes = text.queries ? ["query (target)", "key (source)"] : ["query", "key"];
@@ -417,136 +199,6 @@ function matrix(
     write(axes[1], left + (cols * cell) / 2, low + name + 6, { anchor: "middle", fill: SOFT }),
   );
   return { node, width: left + cols * cell, height: low + name + 11 };
-}
-
-// All heads, in the order of the overview
-
-async function heads(frame: Frame): Promise<Drawn> {
-  const { context, width } = frame;
-  const { text, state, source } = context;
-  const order = headOrder(context);
-  const grouped = state.sort === "layer";
-  const most = Math.max(...text.layers.map((layer) => layer.heads.length));
-  const name =
-    Math.max(
-      ...order.map(({ layer, head }) => widthOf(shortName(text.layers[layer], head), SMALL)),
-    ) + 3;
-  const columns = grouped
-    ? most
-    : Math.min(12, order.length, Math.max(1, Math.floor(width / name)));
-  const count = grouped ? text.layers.length : Math.ceil(order.length / columns);
-  const left = grouped
-    ? 12 +
-      Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)))
-    : 0;
-  const nameHeight = grouped ? 0 : 9;
-  const pitch = Math.min(44, (width - left) / columns, (frame.tallest - 12) / count - nameHeight);
-  const node = s("g", {});
-  const rows: Row[] = [];
-  const [I, J] = [queriesOf(text).length, text.tokens.length];
-  const exact = Math.max(I, J) <= EXACT && order.length <= MOST && !source.finest(state.text);
-  const top = grouped ? 10 : 0;
-  const tiles = await Promise.all(
-    order.map(({ layer, head }) =>
-      exact
-        ? source.tile({ text: state.text, layer, head }, 0, 0, 0, "mean")
-        : Float32Array.from(bytes(text.layers[layer].heads[head].thumbnail), weightOf),
-    ),
-  );
-  const [cells, frames] = [new Map<string, string[]>(), [] as SVGElement[]];
-  const isVector = tiles.reduce((total, tile) => total + tile.length, 0) <= VECTORS;
-  for (const [n, { layer, head }] of order.entries()) {
-    const [row, col] = grouped ? [layer, head] : [Math.floor(n / columns), n % columns];
-    const [x, y, size] = [left + col * pitch, top + row * (pitch + nameHeight), pitch * 0.92];
-    const [tall, wide] = exact ? [I, J] : text.layers[layer].small;
-    const places = Array.from(tiles[n], frame.scale.place);
-    if (isVector) cellsByColor(frame, places, tall, wide, [x, y, size, size], cells);
-    else node.append(cellImage(frame, places, tall, wide, [x, y, size, size]));
-    frames.push(
-      s("rect", {
-        class: "head",
-        x: round(x),
-        y: round(y),
-        width: round(size),
-        height: round(size),
-        fill: "none",
-        stroke: LINE,
-        "stroke-width": 0.4,
-      }),
-    );
-    if (!grouped)
-      node.append(
-        write(shortName(text.layers[layer], head), x + size / 2, y + size + 5, {
-          anchor: "middle",
-        }),
-      );
-    rows.push(...smallRows(context, { layer, head }, tiles[n], [tall, wide]));
-  }
-  node.append(
-    ...[...cells].map(([fill, path]) =>
-      s("path", { class: "cells", d: path.join(""), fill, "shape-rendering": "crispEdges" }),
-    ),
-    ...frames,
-  );
-  if (grouped) headNumbers(context, node, [left, top, pitch, most]);
-  const by = state.color in text.layers[0].heads[0].values ? `, by ${state.color}` : "";
-  const sorted = `${by}, ${state.sort === "down" ? "highest" : "lowest"} first`;
-  return {
-    node,
-    width: left + columns * pitch,
-    height: top + count * (pitch + nameHeight),
-    title: "All heads",
-    heads: "",
-    rows,
-    keys: exact ? 1 : Math.ceil(J / text.layers[0].small[1]),
-    said: `Each picture is one head${grouped ? ", a row per layer" : sorted}.`,
-  };
-}
-
-function headNumbers(context: Context, node: SVGGElement, [left, top, pitch, most]: number[]) {
-  const every = Math.max(1, Math.ceil(10 / pitch));
-  for (let head = 0; head < most; head += every)
-    node.append(write(String(head), left + (head + 0.46) * pitch, 4, { anchor: "middle" }));
-  context.text.layers.forEach((_, layer) => {
-    if (layer % every === 0)
-      node.append(
-        write(layerLabel(context.text.layers[layer]), left - 3, top + (layer + 0.46) * pitch, {
-          anchor: "end",
-        }),
-      );
-  });
-}
-
-function smallRows(
-  context: Context,
-  { layer, head }: { layer: number; head: number },
-  values: Float32Array,
-  [rows, cols]: number[],
-): Row[] {
-  const { text } = context;
-  const sides = [
-    [queriesOf(text), rows],
-    [text.tokens, cols],
-  ] as const;
-  const whole = sides.every(([tokens, count]) => tokens.length === count);
-  const part = (tokens: string[], count: number, at: number) => {
-    const [first, last] = [
-      Math.ceil((at * tokens.length) / count),
-      Math.ceil(((at + 1) * tokens.length) / count) - 1,
-    ];
-    return first === last
-      ? [first, tokens[first]]
-      : [`${first}-${last}`, `${tokens[first]} … ${tokens[last]}`];
-  };
-  return Array.from(values, (value, at) => [
-    "heads",
-    layerLabel(context.text.layers[layer]),
-    head,
-    whole ? "weight" : "weight of a cell",
-    ...part(queriesOf(text), rows, Math.floor(at / cols)),
-    ...part(text.tokens, cols, at % cols),
-    value,
-  ]);
 }
 
 // Alignment: mechanisms, layers or heads side by side, with gold links outlined
@@ -560,7 +212,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
     tokensOf(frame, "queries", 60),
     tokensOf(frame, "keys", Math.min(60, room)),
   ];
-  const tokens = [wordNames(queriesOf(text)).slice(...rows), wordNames(text.tokens).slice(...cols)];
+  const tokens = namesOfMap(text).map((all, way) => all.slice(...[rows, cols][way]));
   const left = widest(tokens[0]) + 4;
   const above = widest(tokens[1]) + 4;
   const fit = (columns: number) =>
@@ -595,7 +247,7 @@ async function alignment(frame: Frame): Promise<Drawn> {
         "alignment",
         ...panel.place,
         "weight",
-        ...pair(
+        ...pairOf(
           text,
           rows[0] + Math.floor(at / tokens[1].length),
           cols[0] + (at % tokens[1].length),
@@ -662,10 +314,12 @@ function alignmentCells(
         node.append(
           s("rect", {
             class: name,
-            x: round(x + (j - cols[0]) * cell + inset),
-            y: round(y + (i - rows[0]) * cell + inset),
-            width: round(cell - 2 * inset),
-            height: round(cell - 2 * inset),
+            ...box([
+              x + (j - cols[0]) * cell + inset,
+              y + (i - rows[0]) * cell + inset,
+              cell - 2 * inset,
+              cell - 2 * inset,
+            ]),
             fill: "none",
             stroke,
             "stroke-width": name === "gold" ? 1 : 0.5,
@@ -673,91 +327,6 @@ function alignmentCells(
           }),
         );
   return node;
-}
-
-// A statistic of every head
-
-async function statistics(frame: Frame): Promise<Drawn> {
-  const { context, width } = frame;
-  const { text, state, source } = context;
-  const names = Object.keys(text.layers[0].heads[0].values);
-  const name = names.includes(state.color) ? state.color : names[0];
-  const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
-  const left =
-    22 +
-    Math.max(...text.layers.map((_, at) => widthOf(layerLabel(context.text.layers[at]), SMALL)));
-  const cell = Math.min(32, (width - left) / columns);
-  const tall = Math.min(14, (frame.tallest - 60) / text.layers.length);
-  const values = text.layers.map((layer) => layer.heads.map((head) => head.values[name]));
-  const [least, most] = [Math.min(...values.flat()), Math.max(...values.flat())];
-  const share = (value: number) => Math.max((value - least) / (most - least || 1), 0.004);
-  const node = s("g", {});
-  const rows: Row[] = [];
-  values.forEach((list, layer) => {
-    list.forEach((value, head) => {
-      const [x, y] = [left + head * cell, 10 + layer * tall];
-      node.append(
-        s("rect", {
-          class: "cell",
-          x: round(x),
-          y: round(y),
-          width: round(cell - 0.6),
-          height: round(tall - 0.6),
-          fill: frame.colors.of(share(value)),
-        }),
-      );
-      if (cell >= 17 && tall >= 8.5)
-        node.append(
-          write(statisticInCell(value), x + cell / 2, y + tall / 2, {
-            anchor: "middle",
-            fill: frame.colors.on(share(value)),
-          }),
-        );
-      rows.push([
-        "statistics",
-        layerLabel(context.text.layers[layer]),
-        head,
-        name,
-        "",
-        "",
-        "",
-        "",
-        value,
-      ]);
-    });
-  });
-  const every = Math.max(1, Math.ceil(10 / cell));
-  for (let head = 0; head < columns; head += every)
-    node.append(write(String(head), left + (head + 0.5) * cell, 4, { anchor: "middle" }));
-  const each = Math.max(1, Math.ceil(8 / tall));
-  values.forEach((_, layer) => {
-    if (layer % each === 0)
-      node.append(
-        write(layerLabel(context.text.layers[layer]), left - 4, 10 + (layer + 0.5) * tall, {
-          anchor: "end",
-        }),
-      );
-  });
-  const bottom = 10 + values.length * tall;
-  node.append(
-    write("layer", 4, (10 + bottom) / 2, { turned: true, anchor: "middle", fill: SOFT }),
-    write("head", left + (columns * cell) / 2, bottom + 6, { anchor: "middle", fill: SOFT }),
-  );
-  const key = legendInPoints(rangeLegend(frame.colors, least, most, name), SMALL);
-  key.node.setAttribute("transform", `translate(${round(left - 8)},${round(bottom + 14)})`);
-  node.append(key.node);
-  const title = `${capital(name)} of every head`;
-  const meaning = source.common.statistics[name];
-  return {
-    node,
-    width: Math.max(left + columns * cell, left - 8 + key.width),
-    height: bottom + 14 + key.height,
-    title,
-    heads: "",
-    said: `${title}${meaning ? `: ${meaning}` : ""}.`,
-    rows,
-    keys: 0,
-  };
 }
 
 // What the view Compare shows: the words of two texts, or the maps of two heads
@@ -773,10 +342,16 @@ async function compare(frame: Frame): Promise<Drawn[]> {
         at: { text: number, query },
       }));
   const width = isMaps && frame.width > BESIDE ? (frame.width - 20) / 2 : frame.width;
-  return Promise.all(
-    sides.map(async ({ text, at }) => {
-      const own = { ...context, text, state: { ...state, ...at } };
-      const drawn = await (isMaps ? map : wordsWithArcs)({ ...frame, width, context: own });
+  const frames = sides.map(({ text, at }) => ({
+    ...frame,
+    width,
+    context: { ...context, text, state: { ...state, ...at } },
+  }));
+  const drawn = await Promise.all(
+    frames.map(async (one) => {
+      const { context: own } = one;
+      const { text } = own;
+      const drawn = await (isMaps ? map : wordsWithArcs)(one);
       const name = isMaps ? headName(own) : drawn.title;
       const title = titled(`${name}: ${text.title}`, 0.84 * Math.max(width, drawn.width));
       const rows = drawn.rows.map(([panel, ...rest]): Row => [`${panel}, ${text.title}`, ...rest]);
@@ -784,13 +359,46 @@ async function compare(frame: Frame): Promise<Drawn[]> {
       return { ...drawn, title, heads, rows, said: `“${cut(text.title, 80)}”: ${drawn.said}` };
     }),
   );
+  return isMaps && haveSameSizes(sides) ? [...drawn, await difference(frames)] : drawn;
+}
+
+// The map of the first of two heads minus that of the second.
+async function difference(frames: Frame[]): Promise<Drawn> {
+  const [{ colors, context }] = frames;
+  const found = await Promise.all(frames.map(wholeRegion));
+  const [values, most] = differenceOf(found);
+  const made = { ...found[0], values };
+  const panel = matrix(frames[0], made, "Difference", colors.difference(most || 1));
+  const names = frames.map(({ context: { text, state } }) =>
+    shortName(text.layers[state.layer], state.head),
+  );
+  const legend = differenceLegend(colors, most || 1);
+  const key = legendBelow(panel.node, legend, [0, panel.height + 6]);
+  return {
+    node: panel.node,
+    width: Math.max(panel.width, key.width),
+    height: key.height,
+    title: "Difference",
+    heads: "",
+    said: "The first map minus the second: purple is more weight in the first, green more in the second.",
+    keys: 0,
+    rows: rowsOf(context, "difference", context.state.layer, "", made).map(
+      ([panel, , , quantity, ...rest]) => [
+        panel,
+        "",
+        names.join(" − "),
+        `difference of ${quantity}`,
+        ...rest,
+      ],
+    ),
+  };
 }
 
 export const DRAW: Record<string, (frame: Frame) => Promise<Drawn | Drawn[]>> = {
   words: wordsWithArcs,
   map,
-  heads,
+  heads: headsPanel,
   compare,
   alignment,
-  statistics,
+  statistics: statisticsPanel,
 };

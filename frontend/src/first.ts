@@ -1,11 +1,10 @@
 // The first thing that a reader sees: the sentence with the arcs of one head, what they say, and finding cards.
 import { drawArcs, type Arc } from "./arcs";
-import type { Shown } from "./card";
 import { cards, stateLink } from "./cards";
 import { headName, inText, strongest, type Context } from "./context";
 import { depthBar } from "./depth";
 import { queriesOf, type Lead, type Part } from "./data";
-import { actionButton, fill, h, hint, joins, s, visible } from "./dom";
+import { actionButton, fill, h, hint, s, spaced, visible } from "./dom";
 import { shown } from "./format";
 import { linkHeads } from "./link_heads";
 import { colorOfTold, toldLinks } from "./told_links";
@@ -21,17 +20,6 @@ const [WHOLE, AROUND] = [70, 16]; // a longer text is cut to the words around bo
 
 // The sentence stands above both columns of the overview, its words in the first of them, and below them the rest. On a
 // phone the heads stand between the words and the rest.
-export interface First {
-  heading: HTMLElement;
-  element: HTMLElement;
-  rest: HTMLElement;
-  key(event: KeyboardEvent): boolean;
-  draw(): void;
-  follow(): void;
-  shown(): Shown; // what the card draws again
-  recolor(): void;
-  close(): void;
-}
 
 const placeOf = ({ layer, head, query, key }: Lead) => ({ layer, head, query, key });
 
@@ -49,7 +37,7 @@ export function ranges(size: number, around: number[]): [number, number][] {
   }, []);
 }
 
-export function firstView(context: Context): First {
+export function firstView(context: Context) {
   const heading = h("div", { class: "lead-line" });
   const element = h("section", { class: "first", "aria-label": "What stands out" });
   const rest = h("section", { class: "first-rest", "aria-label": "Findings" });
@@ -73,23 +61,25 @@ export function firstView(context: Context): First {
   ): [HTMLElement, Map<number, HTMLElement>] {
     const box = h("p", { class: "lead-words", role: "listbox", tabindex: 0, "aria-label": name });
     const spans = new Map<number, HTMLElement>();
+    const word = (at: number) => {
+      const to = wordOf(at);
+      const span = h(
+        "span",
+        {
+          dir: "auto",
+          role: "option",
+          "aria-selected": String(at === marked),
+          title: `${visible(tokens[at])} · ${at}: ${"key" in to ? "its link" : "what it attends to"}, in Head`,
+          onclick: () => open(wordOf(at)),
+        },
+        visible(tokens[at]),
+      );
+      spans.set(at, span);
+      return span;
+    };
     for (const [part, [first, last]] of shown.entries()) {
       if (part || first) box.append(" … ");
-      for (let at = first; at < last; at++) {
-        if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
-        const span = h(
-          "span",
-          {
-            dir: "auto",
-            role: "option",
-            "aria-selected": String(at === marked),
-            title: `${visible(tokens[at])} · ${at}: ${"key" in wordOf(at) ? "its link" : "what it attends to"}, in Head`,
-            onclick: () => open(wordOf(at)),
-          },
-          visible(tokens[at]),
-        );
-        spans.set(at, box.appendChild(span));
-      }
+      box.append(...spaced(tokens, [first, last], word));
     }
     if (shown.at(-1)![1] < tokens.length) box.append(" …");
     return [box, spans];
@@ -336,6 +326,7 @@ export function firstView(context: Context): First {
     key,
     draw,
     follow,
+    // what the card draws again
     shown: () => ({
       heading: heading.querySelector("h1")!,
       words: [...element.querySelectorAll(".lead-words")],

@@ -17,6 +17,12 @@ export const counted = (value: number): string =>
 export const plural = (count: number, one: string, many = `${one}s`): string =>
   `${counted(count)} ${count === 1 ? one : many}`;
 export const seconds = (value: number): string => `${+value.toFixed(2)} s`;
+// The least and the greatest of some values.
+export const rangeOf = (values: ArrayLike<number>): [number, number] =>
+  Array.from(values).reduce<[number, number]>(
+    ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
+    [Infinity, -Infinity],
+  );
 // A number at the tick of a scale, which is round by itself.
 export const tick = (value: number): string =>
   value !== 0 && Math.abs(value) < 0.001

@@ -1,14 +1,9 @@
 // A generation as one text with a slider over its steps: which token a step wrote, and the row of weights that it read.
 import type { Context } from "./context";
-import { fill, h, joins, strong, visible } from "./dom";
+import { fill, h, spaced, strong, visible } from "./dom";
 import { within } from "./steps";
 
-export interface Steps {
-  element: HTMLElement;
-  draw(): void;
-}
-
-export function generationSteps(context: Context): Steps {
+export function generationSteps(context: Context) {
   const slider = h("input", {
     type: "range",
     min: 1,
@@ -39,19 +34,18 @@ export function generationSteps(context: Context): Steps {
     fill(
       output,
       h("span", { class: "hint" }, "It wrote: "),
-      ...labels.slice(prompt).flatMap((token, at) => [
-        at && joins(token, labels[prompt + at - 1]) ? "" : " ",
+      ...spaced(labels, [prompt, labels.length], (at) =>
         h(
           "span",
           {
             class: "written-token",
             dir: "auto",
-            title: `step ${at + 1}`,
-            onclick: () => go(at + 1),
+            title: `step ${at - prompt + 1}`,
+            onclick: () => go(at - prompt + 1),
           },
-          visible(token),
+          visible(labels[at]),
         ),
-      ]),
+      ),
     );
   }
 

@@ -2,18 +2,13 @@
 // the same, so that the keyboard keeps its place.
 import { changeDetector } from "./changes";
 import { headName, type Context } from "./context";
-import { layerLabel, rolesOf } from "./data";
+import { everyHead, rolesOf } from "./data";
 import { headsInWords, shownMean } from "./head_sets";
-import { choice, fill, h, signButton, strong } from "./dom";
+import { fill, h, signButton, strong } from "./dom";
+import { headChoices } from "./head_choice";
 import { isWithoutHead } from "./registry";
 
-export interface HeadBar {
-  element: HTMLElement;
-  draw(): void;
-  turn(by: number): void;
-}
-
-export function headBar(context: Context): HeadBar {
+export function headBar(context: Context) {
   const element = h("section", { class: "bar", "aria-label": "Layer and head" });
   const title = h("h1", { dir: "auto" });
   const isNew = changeDetector();
@@ -21,28 +16,16 @@ export function headBar(context: Context): HeadBar {
   // Go to the next head, through all layers.
   function turn(by: number) {
     const { state, text } = context;
-    const all = text.layers.flatMap((layer, at) => layer.heads.map((_, head) => [at, head]));
-    const here = all.findIndex(([layer, head]) => layer === state.layer && head === state.head);
-    const [layer, head] = all[(here + by + all.length) % all.length];
-    context.set({ layer, head });
+    const all = everyHead(text);
+    const here = all.findIndex(({ layer, head }) => layer === state.layer && head === state.head);
+    context.set(all[(here + by + all.length) % all.length]);
     context.tell(headName(context));
   }
 
   function controls(): HTMLElement[] {
     const { state, text } = context;
-    const layers = text.layers.map((layer, at): [string, string] => [
-      String(at),
-      layerLabel(layer),
-    ]);
-    const heads = text.layers[state.layer].heads.map((_, head): [string, string] => [
-      String(head),
-      String(head),
-    ]);
     return [
-      choice("Layer", String(state.layer), layers, (value) =>
-        context.set({ layer: Number(value) }),
-      ),
-      choice("Head", String(state.head), heads, (value) => context.set({ head: Number(value) })),
+      ...headChoices(text, state, context.set),
       h(
         "span",
         { class: "segments", role: "group", "aria-label": "Step through heads" },

@@ -1,10 +1,10 @@
 // The grid of all heads. Each row is one canvas, drawn while it is near the screen, under the buttons of its heads, which
 // are made when the row comes near, so that thousands of heads cost what the visible ones cost.
 import { headName, type Context } from "./context";
-import { layerName, shortName } from "./data";
+import { type HeadPlace, layerName, mostHeads, shortName } from "./data";
 import { actionButton, cut, h } from "./dom";
-import { shown } from "./format";
-import { headOrder, type HeadPlace } from "./head_order";
+import { rangeOf, shown } from "./format";
+import { headOrder } from "./head_order";
 import { label } from "./labels";
 import { smallMap } from "./small_map";
 import { stepOf } from "./steps";
@@ -105,15 +105,10 @@ export function headGrid(context: Context): HeadGrid {
     const values = order.map(
       ({ layer, head }) => text.layers[layer].heads[head].values[state.color] ?? 0,
     );
-    ends = [
-      values.reduce((a, b) => Math.min(a, b), Infinity),
-      values.reduce((a, b) => Math.max(a, b), -Infinity),
-    ];
-    columns = grouped()
-      ? Math.max(...text.layers.map((layer) => layer.heads.length))
-      : Math.min(PER_ROW, order.length);
+    ends = rangeOf(values);
+    columns = grouped() ? mostHeads(text) : Math.min(PER_ROW, order.length);
     const parts = grouped()
-      ? text.layers.map((layer, at) => layer.heads.map((_, head) => ({ layer: at, head })))
+      ? text.layers.map((_, layer) => order.filter((one) => one.layer === layer))
       : Array.from({ length: Math.ceil(order.length / PER_ROW) }, (_, at) =>
           order.slice(at * PER_ROW, (at + 1) * PER_ROW),
         );

@@ -4,7 +4,7 @@ import { plural } from "./format";
 import { changeDetector } from "./changes";
 import { headName, type Context, type Panel } from "./context";
 import { queriesOf, shortName } from "./data";
-import { actionButton, choice, fill, h, s, signButton, strong, visible } from "./dom";
+import { actionButton, choice, fill, h, s, signButton, strong, visible, labelled } from "./dom";
 import { labelsOf, paintMap } from "./map_drawing";
 import { DEEPEST, MapFrame } from "./map_frame";
 import { tellCell } from "./map_readout";
@@ -121,13 +121,13 @@ export function headMap(
         state.pool,
         state.pins,
         frame.isPooled(),
-        colors.css[9],
+        colors.theme,
       )
     )
       return;
     fill(
       tools,
-      h("label", { class: "choice" }, h("span", {}, "Go to"), search.element),
+      labelled("Go to", search.element),
       zoomButtons(),
       frame.isPooled() &&
         choice(

@@ -1,15 +1,9 @@
 // The order of heads in the overview and in figures: layer by layer, or by a statistic.
+import { everyHead, type HeadPlace } from "./data";
 import type { Context } from "./context";
 
-export interface HeadPlace {
-  layer: number;
-  head: number;
-}
-
 export function headOrder({ state, text }: Context): HeadPlace[] {
-  const all = text.layers.flatMap((layer, at) =>
-    layer.heads.map((_, head) => ({ layer: at, head })),
-  );
+  const all = everyHead(text);
   if (state.sort === "layer") return all;
   const value = ({ layer, head }: HeadPlace) =>
     text.layers[layer].heads[head].values[state.color] ?? 0;

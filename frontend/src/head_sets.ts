@@ -1,6 +1,6 @@
 // Sets of heads: which heads a view shows together, how a link writes them, and the color of each.
 import { SERIES } from "./color";
-import { layerName, queriesOf, shortName, type Text } from "./data";
+import { everyHead, layerName, queriesOf, shortName, type Text } from "./data";
 import type { Source } from "./source";
 import type { State } from "./state";
 
@@ -12,9 +12,13 @@ interface Shown {
 }
 
 const DISTINCT = SERIES.slice(0, 8);
-const NAMED = ["one", "layer", "all"];
+export const MEANS: [string, string][] = [
+  ["one", "this head"],
+  ["layer", "mean of the layer"],
+  ["all", "mean of all"],
+];
 export const nameOfHead = ([layer, head]: Head) => `${layer}.${head}`;
-export const isChosen = ({ heads }: State) => !NAMED.includes(heads);
+export const isChosen = ({ heads }: State) => !MEANS.some(([name]) => name === heads);
 
 // The heads of a link: "5.3,2.1", or "0,2" for heads of the layer of the state. Heads that do not exist are skipped.
 function namedHeads({ state, text }: Shown): Head[] {
@@ -34,10 +38,9 @@ function namedHeads({ state, text }: Shown): Head[] {
 // The heads that a view shows together, in the order of the link.
 export function listedHeads(context: Shown): Head[] {
   const { state, text } = context;
-  const everyone = (layer: number) =>
-    text.layers[layer].heads.map((_, head): Head => [layer, head]);
-  if (state.heads === "all") return text.layers.flatMap((_, layer) => everyone(layer));
-  if (state.heads === "layer") return everyone(state.layer);
+  const all = () => everyHead(text).map(({ layer, head }): Head => [layer, head]);
+  if (state.heads === "all") return all();
+  if (state.heads === "layer") return all().filter(([layer]) => layer === state.layer);
   const chosen = isChosen(state) ? namedHeads(context) : [];
   return chosen.length ? chosen : [[state.layer, state.head]];
 }

@@ -1,7 +1,7 @@
 // The table of heads: every statistic and role; a column sorts it, a row opens its head, a role or a word searches it.
 import { headName, type Context } from "./context";
-import { queriesOf, shortName, type Text } from "./data";
-import { actionButton, fill, h } from "./dom";
+import { queriesOf, shortName, statisticsOf, type Text } from "./data";
+import { actionButton, fill, h, labelled } from "./dom";
 import { plural, shown } from "./format";
 import type { Head } from "./head_sets";
 import { label } from "./labels";
@@ -30,12 +30,7 @@ function notable(text: Text, query: number, row: ArrayLike<number>): Link | null
   return best;
 }
 
-export interface HeadTable {
-  element: HTMLElement;
-  draw(): void;
-}
-
-export function headTable(context: Context): HeadTable {
+export function headTable(context: Context) {
   const input = h("input", {
     type: "search",
     placeholder: "a role or a word",
@@ -56,12 +51,7 @@ export function headTable(context: Context): HeadTable {
   const element = h(
     "div",
     { class: "charts-table" },
-    h(
-      "div",
-      { class: "tools" },
-      h("label", { class: "choice" }, h("span", {}, "Search"), input),
-      note,
-    ),
+    h("div", { class: "tools" }, labelled("Search", input), note),
     box,
   );
   let timer = 0;
@@ -69,7 +59,7 @@ export function headTable(context: Context): HeadTable {
   let rows = ROWS;
   let asked = "";
 
-  const columns = () => Object.keys(context.text.layers[0].heads[0].values);
+  const columns = () => statisticsOf(context.text);
 
   function allRows(): Row[] {
     return context.text.layers.flatMap((layer, at) =>

@@ -7,6 +7,7 @@ import {
   headColors,
   isChosen,
   listedHeads,
+  MEANS,
   nameOfHead,
   ownColor,
   toggled,
@@ -85,13 +86,11 @@ export function headTiles(context: Context, preview: (head: Head | null) => void
 
   function drawHead() {
     const { state } = context;
-    const options: [string, string][] = [
-      ["one", "this head"],
-      ["layer", "mean of the layer"],
-      ["all", "mean of all"],
-    ];
     const several = isChosen(state);
-    options.push(["set", several ? `${listedHeads(context).length} chosen` : "several"]);
+    const options = [
+      ...MEANS,
+      ["set", several ? `${listedHeads(context).length} chosen` : "several"] as [string, string],
+    ];
     fill(
       head,
       choice("Heads", several ? "set" : state.heads, options, (heads) =>

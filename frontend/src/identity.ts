@@ -6,12 +6,7 @@ import { choice, cut, fill, h } from "./dom";
 
 const NARROW = 760;
 
-export interface Identity {
-  element: HTMLDetailsElement;
-  draw(): void;
-}
-
-export function identity(context: Context, openText: (text: number) => void): Identity {
+export function identity(context: Context, openText: (text: number) => void) {
   const summary = h("summary", {});
   const facts = h("div", { class: "texts" });
   const element = h("details", { class: "identity" }, summary, facts);

@@ -3,20 +3,14 @@ import { strongest, type Context } from "./context";
 import { isPlain, type Text } from "./data";
 import { actionButton, fill, h } from "./dom";
 import { effectPanel } from "./effect";
+import { questions } from "./question";
 import { sentenceOf } from "./typed";
 import { wordNames } from "./word_names";
 
-export interface KnockOut {
-  element: HTMLElement;
-  effect: HTMLElement;
-  draw(answer: Text | null): void;
-  key(key: string): boolean;
-  close(): void;
-}
 // What can be knocked out: its name, and the short form that the server reads.
 type Offer = [string, string];
 
-export function knockOut(context: Context): KnockOut {
+export function knockOut(context: Context) {
   const { source } = context;
   const model = source.common.live_model;
   const canAsk = model?.fields.includes("edits") ?? false;
@@ -25,22 +19,16 @@ export function knockOut(context: Context): KnockOut {
     h("div", { class: "removed" }),
     h("div", {}),
   ];
-  const said = h("p", { class: "notice", role: "status", hidden: true });
+  const asked = questions(context);
   const element = h(
     "section",
     { class: "asked-of", "aria-label": "Knock out" },
     offers,
-    said,
+    asked.said,
     removed,
   );
-  let asking: AbortController | null = null;
   let turn = 0;
   let answer: Text | null = null; // the text without what is knocked out
-
-  function tell(message: string) {
-    said.hidden = !message;
-    said.textContent = message;
-  }
 
   // The link to the chosen key; without one, the strongest link of the chosen word to another one.
   async function link(): Promise<[number, number] | null> {
@@ -74,27 +62,19 @@ export function knockOut(context: Context): KnockOut {
 
   // Ask for the text without these parts, and show it beside the whole text.
   async function ask(wanted: string[]) {
-    if (asking) return;
     const { text } = context;
-    tell("");
+    if (asked.isAsking()) return;
     if (!wanted.length) return context.set({ other: -1 });
-    asking = new AbortController();
-    tell(`${model!.name} reads the text again …`);
-    try {
-      const number = await source.read!(sentenceOf(text), asking.signal, { edits: wanted });
+    const waiting = `${model!.name} reads the text again …`;
+    await asked.ask(sentenceOf(text), waiting, { edits: wanted }, async (number) => {
       const found = await source.text(number);
       if (found.tokens.join("\n") !== text.tokens.join("\n"))
-        return tell(
+        return asked.tell(
           `${model!.name} reads this text as other tokens. Open it with the model that this text was saved with.`,
         );
-      tell("");
       context.set({ other: number, otherQuery: -1 });
       context.tell(found.effect?.sentence ?? "");
-    } catch (error) {
-      tell(asking.signal.aborted ? "Stopped." : (error as Error).message);
-    } finally {
-      asking = null;
-    }
+    });
   }
 
   // A button of the same place keeps the focus when the buttons are drawn again.
@@ -156,7 +136,7 @@ export function knockOut(context: Context): KnockOut {
     element.hidden = offers.hidden && !answer?.effect;
     if (!offers.hidden) void drawOffers();
     if (!isNew) return;
-    tell("");
+    asked.tell("");
     drawRemoved();
     fill(effect, answer?.effect && effectPanel(answer.effect));
   }
@@ -165,14 +145,14 @@ export function knockOut(context: Context): KnockOut {
     element,
     effect,
     draw,
-    key(key) {
+    key(key: string) {
       if (key !== "k" || element.hidden || offers.hidden) return false;
       offers.querySelector<HTMLButtonElement>("button:not(:disabled)")?.click();
       return true;
     },
     close() {
       turn++;
-      asking?.abort();
+      asked.stop();
     },
   };
 }

@@ -26,7 +26,7 @@ export function layerRows(context: Context): { element: HTMLElement; draw(): voi
 
   async function draw() {
     const { text, state, colors } = context;
-    if (!isNew(state.text, text.title, state.query, state.scale, colors.css[9])) return;
+    if (!isNew(state.text, text.title, state.query, state.scale, colors.theme)) return;
     const mine = ++turn;
     room ||= element.clientWidth; // read once: later it would cost a layout for every key
     const figure = await figureOf(context, state.query, room).catch((error) => {

@@ -4,7 +4,7 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { shown, plural } from "./format";
 import { BIASES, slope, weightsByDistance } from "./formulas";
-import { dial, figure, names, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+import { dial, figure, names, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const chosen = { bias: "ALiBi", heads: 8, head: 2, power: 7 };
 const NEAR = 32;
@@ -17,11 +17,9 @@ const share = (keys: number) =>
     .reduce((all, one) => all + one, 0);
 
 function line(context: Context, label: string, values: number[], color: string, floor?: number) {
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 230,
     marginLeft: 52,
-    style: STYLE,
     x: { label: "distance to the key" },
     y: {
       label,
@@ -57,19 +55,12 @@ const effects = {
 
 export const biasLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const one = (label: string, name: "heads" | "head" | "power", range: number[]) =>
-        dial(label, chosen[name], range, effects[name], (value) => {
-          chosen[name] = value;
-          changed();
-        });
-      return [
-        names("Bias", chosen, "bias", BIASES, effects, changed),
-        one("Head", "head", [0, 15, 1]),
-        one("Number of heads", "heads", [1, 16, 1]),
-        one("Length of the text", "power", [3, 11, 1]),
-      ];
-    },
+    (changed) => [
+      names("Bias", chosen, "bias", BIASES, effects, changed),
+      dial("Head", chosen, "head", [0, 15, 1], effects, changed),
+      dial("Number of heads", chosen, "heads", [1, 16, 1], effects, changed),
+      dial("Length of the text", chosen, "power", [3, 11, 1], effects, changed),
+    ],
     () => [
       figure(
         "What is added to the score",

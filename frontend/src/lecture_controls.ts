@@ -1,16 +1,22 @@
 // What the lectures share: a control with a sentence about its effect, and a figure that can be saved.
+import * as Plot from "@observablehq/plot";
 import { withGroupRoles } from "./chart_names";
 import type { Context } from "./context";
-import { h } from "./dom";
+import { h, hint, table } from "./dom";
+import { counted } from "./format";
 
 export type Lecture = (context: Context) => HTMLElement[];
 export interface Control {
   element: HTMLElement;
   tell(): void;
 }
-export const STYLE = { background: "transparent", fontSize: "12px", fontFamily: "inherit" };
-export const roomOf = (context: Context) =>
-  Math.min(620, Math.max(280, context.root.clientWidth - 40));
+// A plot as wide as there is room, at most `width` pixels.
+export const plotOf = ({ root }: Context, options: Plot.PlotOptions, width = 620) =>
+  Plot.plot({
+    width: Math.min(width, Math.max(280, root.clientWidth - 40)),
+    style: { background: "transparent", fontSize: "12px", fontFamily: "inherit" },
+    ...options,
+  });
 
 function control(label: string, input: HTMLElement, effect: () => string): Control {
   const sentence = h("span", { class: "effect" });
@@ -22,27 +28,31 @@ function control(label: string, input: HTMLElement, effect: () => string): Contr
   };
 }
 
-// A slider; `effect` says in a sentence what its value does.
-export function dial(
+// A slider for `state[name]`; `effects[name]` says in a sentence what its value does.
+export function dial<K extends string>(
   label: string,
-  value: number,
+  state: Record<K, number>,
+  name: K,
   [low, high, step]: number[],
-  effect: () => string,
-  moved: (value: number) => void,
+  effects: Record<K, () => string>,
+  changed: () => void,
 ): Control {
   const input = h("input", {
     type: "range",
     min: low,
     max: high,
     step,
-    value,
+    value: state[name],
     "aria-label": label,
-    oninput: () => moved(Number(input.value)),
+    oninput: () => {
+      state[name] = Number(input.value);
+      changed();
+    },
   });
-  return control(label, input, effect);
+  return control(label, input, effects[name]);
 }
 
-export function list(
+function list(
   label: string,
   value: string,
   options: [string, string][],
@@ -56,6 +66,24 @@ export function list(
   );
   return control(label, input, effect);
 }
+
+// The base of periods: positions and RoPE have one.
+export const baseList = (
+  label: string,
+  state: { base: number },
+  effect: () => string,
+  changed: () => void,
+) =>
+  list(
+    label,
+    String(state.base),
+    [100, 10_000, 500_000].map((base) => [String(base), counted(base)]),
+    effect,
+    (value) => {
+      state.base = Number(value);
+      changed();
+    },
+  );
 
 // A list of names; the chosen one is `state[name]`, and `effects[name]` says in a sentence what it does.
 export function names<K extends string>(
@@ -75,16 +103,7 @@ export function names<K extends string>(
 
 // A table of numbers, which scrolls where it is wider than its room.
 export const numbersTable = (heads: string[], rows: HTMLElement[]) =>
-  h(
-    "div",
-    { class: "scroll" },
-    h(
-      "table",
-      { class: "numbers steps" },
-      h("thead", {}, h("tr", {}, ...heads.map((head) => h("th", { scope: "col" }, head)))),
-      h("tbody", {}, ...rows),
-    ),
-  );
+  h("div", { class: "scroll" }, table("numbers steps", heads, rows));
 
 // The controls of a lecture and its figures; `draw` makes the figures again after every change.
 export function withControls(
@@ -109,7 +128,7 @@ export const figure = (title: string, said: string, drawing: Element, key: Eleme
     "figure",
     {},
     h("figcaption", {}, title),
-    h("p", { class: "hint" }, said),
+    hint(said),
     key,
     h("div", { class: "scroll" }, withGroupRoles(drawing)),
   );

@@ -1,7 +1,7 @@
 // The lecture on heads: the same width, split among 1 to 32 heads; their maps, and what they cost.
 import { cellGrid } from "./cell_grid";
 import type { Context } from "./context";
-import { h, s } from "./dom";
+import { h, hint, s } from "./dom";
 import { counted, plural, shown } from "./format";
 import { likeness, mapsOfHeads, vectorsOf } from "./formulas";
 import { dial, withControls, type Lecture } from "./lecture_controls";
@@ -52,16 +52,10 @@ const effects = {
 
 export const headLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const setting = (name: "power" | "length") => (value: number) => {
-        chosen[name] = value;
-        changed();
-      };
-      return [
-        dial("Number of heads", chosen.power, [0, 5, 1], effects.power, setting("power")),
-        dial("Tokens", chosen.length, [2, TOKENS.length, 1], effects.length, setting("length")),
-      ];
-    },
+    (changed) => [
+      dial("Number of heads", chosen, "power", [0, 5, 1], effects, changed),
+      dial("Tokens", chosen, "length", [2, TOKENS.length, 1], effects, changed),
+    ],
     () => {
       const found = maps();
       const said =
@@ -70,9 +64,7 @@ export const headLecture: Lecture = (context) =>
           : "One head has one map: all that a query reads is one weighted mean.";
       return [
         costs(),
-        h(
-          "p",
-          { class: "hint" },
+        hint(
           `Queries and keys of width ${WIDTH} are random numbers. Each head compares its own channels. ${said} ` +
             "A row is a query, a column is a key; dark is a large weight.",
         ),

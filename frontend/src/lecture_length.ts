@@ -2,18 +2,10 @@
 import * as Plot from "@observablehq/plot";
 import { SERIES } from "./color";
 import type { Context } from "./context";
-import { h } from "./dom";
+import { h, hint } from "./dom";
 import { counted } from "./format";
 import { costsOf, type Layer } from "./formulas";
-import {
-  dial,
-  figure,
-  numbersTable,
-  roomOf,
-  STYLE,
-  withControls,
-  type Lecture,
-} from "./lecture_controls";
+import { dial, figure, numbersTable, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const powers = { length: 10, width: 9, heads: 3, window: 8 };
 const [SHORT, LONG] = [4, 20];
@@ -31,11 +23,9 @@ function lines(context: Context) {
   const points = steps.flatMap((n) =>
     KINDS.map((kind) => ({ n, kind, products: costs(n)[kind].products })),
   );
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 320,
     marginLeft: 56,
-    style: STYLE,
     marginRight: 36,
     x: {
       type: "log",
@@ -78,19 +68,12 @@ const effects = {
 
 export const lengthLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const one = (label: string, name: keyof typeof powers, range: number[]) =>
-        dial(label, powers[name], [...range, 1], effects[name], (value) => {
-          powers[name] = value;
-          changed();
-        });
-      return [
-        one("Tokens n", "length", [SHORT, LONG]),
-        one("Width d", "width", [4, 13]),
-        one("Heads h", "heads", [0, 5]),
-        one("Window w", "window", [1, 12]),
-      ];
-    },
+    (changed) => [
+      dial("Tokens n", powers, "length", [SHORT, LONG, 1], effects, changed),
+      dial("Width d", powers, "width", [4, 13, 1], effects, changed),
+      dial("Heads h", powers, "heads", [0, 5, 1], effects, changed),
+      dial("Window w", powers, "window", [1, 12, 1], effects, changed),
+    ],
     () => [
       figure(
         "Multiplications by length",
@@ -100,11 +83,7 @@ export const lengthLecture: Lecture = (context) =>
       h(
         "div",
         {},
-        h(
-          "p",
-          { class: "hint" },
-          `${counted(of("length"))} tokens. Each step of a slider doubles its number.`,
-        ),
+        hint(`${counted(of("length"))} tokens. Each step of a slider doubles its number.`),
         table(),
       ),
     ],

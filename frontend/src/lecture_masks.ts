@@ -1,6 +1,6 @@
 // The lecture on masks: a picture of every mask of regard.pieces, by the same rules.
 import type { Context } from "./context";
-import { h, s } from "./dom";
+import { h, hint, s } from "./dom";
 import { plural } from "./format";
 import { MASKS, type Allowed } from "./formulas";
 import { dial, withControls, type Lecture } from "./lecture_controls";
@@ -128,9 +128,7 @@ function card(mask: Mask): HTMLElement {
     { class: "mask" },
     h("figcaption", {}, h("code", {}, mask.call)),
     drawing,
-    h(
-      "p",
-      { class: "hint" },
+    hint(
       `${mask.meaning} ${percent} % of all pairs${
         percent < 100 ? "; the other weights are exactly 0" : ""
       }.`,
@@ -158,29 +156,15 @@ const effects = {
 };
 
 export const maskGallery: Lecture = (_: Context) => [
-  h(
-    "p",
-    { class: "hint" },
+  hint(
     `${N} tokens. A row is a query, a column is a key. Filled: the query may attend to the key. Masks compose with &, | and ~, as in Regard.`,
   ),
   ...withControls(
     (changed) => [
-      dial("Window", sizes.window, [1, 16, 1], effects.window, (value) => {
-        sizes.window = value;
-        changed();
-      }),
-      dial("Gap of the dilated window", sizes.gap, [1, 6, 1], effects.gap, (value) => {
-        sizes.gap = value;
-        changed();
-      }),
-      dial("Tokens in a block", sizes.block, [2, 10, 1], effects.block, (value) => {
-        sizes.block = value;
-        changed();
-      }),
-      dial("Tokens in the prefix", sizes.prefix, [0, 40, 1], effects.prefix, (value) => {
-        sizes.prefix = value;
-        changed();
-      }),
+      dial("Window", sizes, "window", [1, 16, 1], effects, changed),
+      dial("Gap of the dilated window", sizes, "gap", [1, 6, 1], effects, changed),
+      dial("Tokens in a block", sizes, "block", [2, 10, 1], effects, changed),
+      dial("Tokens in the prefix", sizes, "prefix", [0, 40, 1], effects, changed),
     ],
     () => masks().map(card),
     "masks",

@@ -4,7 +4,8 @@ import { interpolateRgb } from "d3-interpolate";
 import { bandCells } from "./chart";
 import { SERIES } from "./color";
 import type { Context } from "./context";
-import { dial, figure, withControls, list, roomOf, STYLE, type Lecture } from "./lecture_controls";
+import { counted } from "./format";
+import { baseList, dial, figure, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const sizes = { positions: 64, width: 32, base: 10000 };
 const angle = (position: number, channel: number) =>
@@ -26,10 +27,8 @@ function heatmap(context: Context): HTMLElement {
   // Steps of 1/100, so that cells of like values are one path.
   const colorOf = (value: number) =>
     (value < 0 ? negative : positive)(Math.round(Math.abs(value) * 100) / 100);
-  const chart = Plot.plot({
-    width: roomOf(context),
+  const chart = plotOf(context, {
     height: 340,
-    style: STYLE,
     x: {
       type: "band",
       domain: every(sizes.width),
@@ -59,10 +58,8 @@ function curves(context: Context) {
       value: wave(at / 4, channel),
     })),
   );
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 240,
-    style: STYLE,
     y: { label: "value" },
     x: { label: "position" },
     color: { domain: channels.map((channel) => `channel ${channel}`), range: SERIES, legend: true },
@@ -80,57 +77,30 @@ function products(context: Context) {
         0,
       ),
     }));
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 200,
-    style: STYLE,
     x: { label: "offset j − i" },
     y: { label: "p_i · p_j" },
     marks: [Plot.line(found, { x: "offset", y: "product", stroke: SERIES[2] }), Plot.ruleY([0])],
   });
 }
 
+const effects = {
+  positions: () =>
+    `Length ${sizes.positions}: the table has ${sizes.positions} rows, one for each token.`,
+  width: () =>
+    `Width ${sizes.width}: ${sizes.width / 2} pairs of a sine and a cosine, each pair slower than the pair before.`,
+  base: () =>
+    `Base ${counted(sizes.base)}: the fastest pair repeats after 6.3 positions, the slowest after ` +
+    `${counted(Math.round(longest()))}.`,
+};
+
 export const positions: Lecture = (context) =>
   withControls(
     (changed) => [
-      dial(
-        "Length of the text",
-        sizes.positions,
-        [16, 128, 8],
-        () =>
-          `Length ${sizes.positions}: the table has ${sizes.positions} rows, one for each token.`,
-        (value) => {
-          sizes.positions = value;
-          changed();
-        },
-      ),
-      dial(
-        "Width of a vector",
-        sizes.width,
-        [8, 64, 4],
-        () =>
-          `Width ${sizes.width}: ${sizes.width / 2} pairs of a sine and a cosine, each pair slower than the pair before.`,
-        (value) => {
-          sizes.width = value;
-          changed();
-        },
-      ),
-      list(
-        "Base of the periods",
-        String(sizes.base),
-        [
-          ["100", "100"],
-          ["10000", "10,000"],
-          ["500000", "500,000"],
-        ],
-        () =>
-          `Base ${sizes.base.toLocaleString("en")}: the fastest pair repeats after 6.3 positions, the slowest after ` +
-          `${Math.round(longest()).toLocaleString("en")}.`,
-        (value) => {
-          sizes.base = Number(value);
-          changed();
-        },
-      ),
+      dial("Length of the text", sizes, "positions", [16, 128, 8], effects, changed),
+      dial("Width of a vector", sizes, "width", [8, 64, 4], effects, changed),
+      baseList("Base of the periods", sizes, effects.base, changed),
     ],
     () => [
       figure(

@@ -4,7 +4,7 @@ import { SERIES } from "./color";
 import type { Context } from "./context";
 import { counted, plural, shown } from "./format";
 import { decay, dot, normals, rotated } from "./formulas";
-import { dial, figure, list, roomOf, STYLE, withControls, type Lecture } from "./lecture_controls";
+import { baseList, dial, figure, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const chosen = { query: 9, key: 4, shift: 0, pair: 0, width: 16, base: 10000 };
 const FAR = 256;
@@ -34,20 +34,22 @@ function plane(context: Context) {
       strokeWidth: 2.5,
       strokeOpacity: opacity,
     });
-  return Plot.plot({
-    width: Math.min(roomOf(context), 340),
-    height: 340,
-    style: STYLE,
-    x: { domain: [-1.15, 1.15], label: null, ticks: [] },
-    y: { domain: [-1.15, 1.15], label: null, ticks: [] },
-    color: { domain: arrows.map((one) => one.name), range: SERIES, legend: true },
-    marks: [
-      Plot.ruleX([0], { strokeOpacity: 0.2 }),
-      Plot.ruleY([0], { strokeOpacity: 0.2 }),
-      arrow("from", 0.25),
-      arrow("at", 1),
-    ],
-  });
+  return plotOf(
+    context,
+    {
+      height: 340,
+      x: { domain: [-1.15, 1.15], label: null, ticks: [] },
+      y: { domain: [-1.15, 1.15], label: null, ticks: [] },
+      color: { domain: arrows.map((one) => one.name), range: SERIES, legend: true },
+      marks: [
+        Plot.ruleX([0], { strokeOpacity: 0.2 }),
+        Plot.ruleY([0], { strokeOpacity: 0.2 }),
+        arrow("from", 0.25),
+        arrow("at", 1),
+      ],
+    },
+    340,
+  );
 }
 
 const curve = () =>
@@ -57,10 +59,8 @@ const curve = () =>
   }));
 function byDistance(context: Context) {
   const apart = Math.abs(chosen.query - chosen.key);
-  return Plot.plot({
-    width: roomOf(context),
+  return plotOf(context, {
     height: 260,
-    style: STYLE,
     x: { label: "distance" },
     y: { label: "share of the score at distance 0" },
     marks: [
@@ -96,31 +96,14 @@ const effects = {
 
 export const ropeLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const one = (label: string, name: keyof typeof effects, range: number[]) =>
-        dial(label, chosen[name], range, effects[name], (value) => {
-          chosen[name] = value;
-          changed();
-        });
-      const bases = ["100", "10000", "500000"];
-      return [
-        one("Position of the query", "query", [0, 64, 1]),
-        one("Position of the key", "key", [0, 64, 1]),
-        one("Shift both", "shift", [0, 1000, 10]),
-        one("Pair of channels", "pair", [0, 31, 1]),
-        one("Width of a vector", "width", [4, 64, 4]),
-        list(
-          "Base",
-          String(chosen.base),
-          bases.map((base) => [base, counted(Number(base))]),
-          effects.base,
-          (value) => {
-            chosen.base = Number(value);
-            changed();
-          },
-        ),
-      ];
-    },
+    (changed) => [
+      dial("Position of the query", chosen, "query", [0, 64, 1], effects, changed),
+      dial("Position of the key", chosen, "key", [0, 64, 1], effects, changed),
+      dial("Shift both", chosen, "shift", [0, 1000, 10], effects, changed),
+      dial("Pair of channels", chosen, "pair", [0, 31, 1], effects, changed),
+      dial("Width of a vector", chosen, "width", [4, 64, 4], effects, changed),
+      baseList("Base", chosen, effects.base, changed),
+    ],
     () => [
       figure(
         `Pair ${pair()} of the query and of the key`,

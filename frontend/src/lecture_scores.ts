@@ -5,7 +5,7 @@ import type { Context } from "./context";
 import { h } from "./dom";
 import { shown } from "./format";
 import { entropy, NORMALIZERS, SCORES } from "./formulas";
-import { dial, figure, names, withControls, roomOf, STYLE, type Lecture } from "./lecture_controls";
+import { dial, figure, names, withControls, type Lecture, plotOf } from "./lecture_controls";
 
 const KEYS: [string, number, number][] = [
   ["cat", 1.6, 0.5],
@@ -38,35 +38,37 @@ const best = (rows: Row[], of: (row: Row) => number) =>
 
 function plane(context: Context, rows: Row[]) {
   const { colors } = context;
-  return Plot.plot({
-    width: Math.min(roomOf(context), 400),
-    height: 360,
-    style: STYLE,
-    x: { domain: [-2.5, 2.5], label: null },
-    y: { domain: [-2.2, 2.2], label: null },
-    marks: [
-      Plot.ruleX([0], { strokeOpacity: 0.2 }),
-      Plot.ruleY([0], { strokeOpacity: 0.2 }),
-      Plot.link(rows, {
-        x1: 0,
-        y1: 0,
-        x2: "x",
-        y2: "y",
-        stroke: (row: Row) => colors.line(row.weight),
-        strokeWidth: (row: Row) => (row.weight > 0 ? 1 + 7 * row.weight : 0),
-      }),
-      Plot.arrow([vector()], {
-        x1: 0,
-        y1: 0,
-        x2: (at: number[]) => at[0],
-        y2: (at: number[]) => at[1],
-        stroke: "currentColor",
-        strokeWidth: 2.5,
-      }),
-      Plot.dot(rows, { x: "x", y: "y", fill: "currentColor", r: 3.5 }),
-      Plot.text(rows, { x: "x", y: "y", text: "token", dy: -10 }),
-    ],
-  });
+  return plotOf(
+    context,
+    {
+      height: 360,
+      x: { domain: [-2.5, 2.5], label: null },
+      y: { domain: [-2.2, 2.2], label: null },
+      marks: [
+        Plot.ruleX([0], { strokeOpacity: 0.2 }),
+        Plot.ruleY([0], { strokeOpacity: 0.2 }),
+        Plot.link(rows, {
+          x1: 0,
+          y1: 0,
+          x2: "x",
+          y2: "y",
+          stroke: (row: Row) => colors.line(row.weight),
+          strokeWidth: (row: Row) => (row.weight > 0 ? 1 + 7 * row.weight : 0),
+        }),
+        Plot.arrow([vector()], {
+          x1: 0,
+          y1: 0,
+          x2: (at: number[]) => at[0],
+          y2: (at: number[]) => at[1],
+          stroke: "currentColor",
+          strokeWidth: 2.5,
+        }),
+        Plot.dot(rows, { x: "x", y: "y", fill: "currentColor", r: 3.5 }),
+        Plot.text(rows, { x: "x", y: "y", text: "token", dy: -10 }),
+      ],
+    },
+    400,
+  );
 }
 
 function bars(
@@ -76,25 +78,27 @@ function bars(
   fill: string | ((row: Row) => string),
   domain?: number[],
 ) {
-  return Plot.plot({
-    width: Math.min(roomOf(context), 400),
-    height: 180,
-    style: STYLE,
-    marginLeft: 44,
-    x: { label: null, domain: KEYS.map(([token]) => token) },
-    y: { label: key, grid: true, domain },
-    marks: [
-      Plot.barY(rows, {
-        x: "token",
-        y: key,
-        fill,
-        tip: true,
-        stroke: key === "weight" ? "currentColor" : undefined,
-        strokeOpacity: 0.35,
-      }),
-      Plot.ruleY([0]),
-    ],
-  });
+  return plotOf(
+    context,
+    {
+      height: 180,
+      marginLeft: 44,
+      x: { label: null, domain: KEYS.map(([token]) => token) },
+      y: { label: key, grid: true, domain },
+      marks: [
+        Plot.barY(rows, {
+          x: "token",
+          y: key,
+          fill,
+          tip: true,
+          stroke: key === "weight" ? "currentColor" : undefined,
+          strokeOpacity: 0.35,
+        }),
+        Plot.ruleY([0]),
+      ],
+    },
+    400,
+  );
 }
 
 const effects = {
@@ -128,18 +132,9 @@ export const scores: Lecture = (context) =>
     (changed) => [
       names("Score", query, "score", SCORES, effects, changed),
       names("Normalizer", query, "normalizer", NORMALIZERS, effects, changed),
-      dial("Temperature", query.temperature, [0.1, 4, 0.1], effects.temperature, (value) => {
-        query.temperature = value;
-        changed();
-      }),
-      dial("Direction of the query", query.angle, [-180, 180, 5], effects.angle, (value) => {
-        query.angle = value;
-        changed();
-      }),
-      dial("Length of the query", query.size, [0.2, 3, 0.1], effects.size, (value) => {
-        query.size = value;
-        changed();
-      }),
+      dial("Temperature", query, "temperature", [0.1, 4, 0.1], effects, changed),
+      dial("Direction of the query", query, "angle", [-180, 180, 5], effects, changed),
+      dial("Length of the query", query, "size", [0.2, 3, 0.1], effects, changed),
     ],
     () => {
       const rows = rowsOf();

@@ -87,25 +87,13 @@ const effects = {
 
 export const stepLecture: Lecture = (context) =>
   withControls(
-    (changed) => {
-      const setting = (name: "query" | "width" | "temperature" | "size") => (value: number) => {
-        chosen[name] = value;
-        changed();
-      };
-      return [
-        dial("Query", chosen.query, [0, TOKENS.length - 1, 1], effects.query, setting("query")),
-        dial("Width d of q and k", chosen.width, [1, 64, 1], effects.width, setting("width")),
-        dial(
-          "Temperature",
-          chosen.temperature,
-          [0.1, 4, 0.1],
-          effects.temperature,
-          setting("temperature"),
-        ),
-        names("Mask", chosen, "mask", MASKS, effects, changed),
-        dial("Size of the mask", chosen.size, [1, TOKENS.length, 1], effects.size, setting("size")),
-      ];
-    },
+    (changed) => [
+      dial("Query", chosen, "query", [0, TOKENS.length - 1, 1], effects, changed),
+      dial("Width d of q and k", chosen, "width", [1, 64, 1], effects, changed),
+      dial("Temperature", chosen, "temperature", [0.1, 4, 0.1], effects, changed),
+      names("Mask", chosen, "mask", MASKS, effects, changed),
+      dial("Size of the mask", chosen, "size", [1, TOKENS.length, 1], effects, changed),
+    ],
     () => [table(context)],
     "step-view",
   );

@@ -58,6 +58,7 @@ const partOf = (uniform: number): string => {
 };
 const brief = (value: number) => String(Number(shown(value))); // 1 and not 1.000
 
+const INK = "#111418";
 // The legend on paper, with letters of a size in points.
 export function legendInPoints(legend: SVGSVGElement, letters: number) {
   const times = letters / LETTERS;
@@ -70,7 +71,7 @@ export function legendInPoints(legend: SVGSVGElement, letters: number) {
   const shapes = [...legend.children].filter((one) => one.tagName !== "text");
   const node = s(
     "g",
-    { class: "legend", transform: `translate(${-x * times},${-y * times})` },
+    { class: "legend", color: INK, transform: `translate(${-x * times},${-y * times})` },
     s("g", { transform: `scale(${times})` }, ...shapes),
     ...legend.querySelectorAll("text"),
   );
@@ -111,6 +112,19 @@ export function weightLegend(colors: Colors, { ticks, place, uniform }: Scale): 
   );
   if (equal) figure.append(mark, word(at, -9, anchor, equal));
   return figure;
+}
+
+// The colors of a difference, from -most to most.
+export function differenceLegend(colors: Colors, most: number): SVGSVGElement {
+  const color = colors.difference(most);
+  return legendOf({
+    said: "Colors of the difference",
+    color: (share) => color(most * (2 * share - 1)),
+    ticks: [-1, -0.5, 0, 0.5, 1].map((part) => [
+      (part + 1) / 2,
+      `${part > 0 ? "+" : ""}${tick(part * most)}`,
+    ]),
+  });
 }
 
 // The colors of a statistic that is not a weight: from its lowest value to its highest.

@@ -1,6 +1,6 @@
 // The grid of all heads as lines on a dark ground: a layer is drawn as it comes into view.
 import { headName, interval, type Context } from "./context";
-import { queriesOf, rolesOf } from "./data";
+import { mostHeads, queriesOf, rolesOf } from "./data";
 import { changeDetector } from "./changes";
 import { fill, h, hint, s } from "./dom";
 import { shown } from "./format";
@@ -10,7 +10,7 @@ import { pauses } from "./pause";
 import { isShown } from "./sentences";
 import type { Range } from "./source";
 import { stepOf } from "./steps";
-import { wordNames } from "./word_names";
+import { namesOfMap } from "./word_names";
 
 // Words on a side; the most heads drawn at once; pixels of the labels and of the least and the greatest cell.
 const [SMALL, AT_ONCE, LABELS, LEAST, GREATEST] = [40, 400, 30, 13, 96];
@@ -133,7 +133,7 @@ export function lineGrid(context: Context): HeadGrid {
     watch.disconnect();
     strongest.clear();
     const { state, text } = context;
-    const columns = Math.max(...text.layers.map((layer) => layer.heads.length));
+    const columns = mostHeads(text);
     const tall = Math.max(48, (0.86 * window.innerHeight) / text.layers.length); // all layers on a screen, if they are not many
     size = Math.max(LEAST, Math.min(GREATEST, tall, (element.clientWidth - LABELS - 18) / columns));
     const width = LABELS + columns * size;
@@ -278,7 +278,7 @@ export function lineGrid(context: Context): HeadGrid {
     const found = strongest.get(nameOfHead(at));
     const { text, source, state } = context;
     const roles = rolesOf(text, ...at).join(", ");
-    const names = [wordNames(queriesOf(text)), wordNames(text.tokens)];
+    const names = namesOfMap(text);
     const link =
       found && found[0] >= 0
         ? [

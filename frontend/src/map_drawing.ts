@@ -35,7 +35,10 @@ export function paintMap(
   if (level === 0 && frame.transform.k >= NUMBERED) paintNumbers(context, frame, tiles, pen);
   pen.restore();
   pen.strokeStyle = colors.get("--line");
-  pen.strokeRect(frame.left - 0.5, 0.5, width, height);
+  // Around what is seen of the map: a short text is narrower than the window.
+  const [x, y] = [Math.max(frame.left, frame.toX(0)), Math.max(0, frame.toY(0))];
+  const [right, bottom] = [Math.min(frame.width, frame.toX(J)), Math.min(height, frame.toY(I))];
+  pen.strokeRect(x - 0.5, y + 0.5, right - x, bottom - y);
 }
 
 function paintTiles(

@@ -2,7 +2,7 @@
 import { select } from "d3-selection";
 import { zoom as zooming, zoomIdentity, type ZoomTransform } from "d3-zoom";
 import { isPhone, type Context } from "./context";
-import { queriesOf } from "./data";
+import { queriesOf, sizeOf } from "./data";
 import { TILE } from "./source";
 import { wordNames } from "./word_names";
 
@@ -39,7 +39,7 @@ export class MapFrame {
 
   // The numbers of queries and of keys.
   counts() {
-    return [queriesOf(this.context.text).length, this.context.text.tokens.length] as const;
+    return sizeOf(this.context.text);
   }
   // Pixels of the map without its labels.
   plot() {

@@ -1,20 +1,15 @@
 // "Go to" of the map: a token, a query, or a query and a key.
 import type { Context } from "./context";
-import { queriesOf } from "./data";
+import { queriesOf, sizeOf } from "./data";
 import { h } from "./dom";
 import { placesOf } from "./word_names";
-
-export interface MapSearch {
-  element: HTMLInputElement;
-  focus(): void;
-}
 
 // `show` moves the map to a pair, `none` says that no token matches.
 export function mapSearch(
   context: Context,
   show: (i: number, j: number) => void,
   none: (wish: string) => void,
-): MapSearch {
+) {
   let matches: number[] = [];
   let asked = "";
   const element = h("input", {
@@ -27,7 +22,7 @@ export function mapSearch(
 
   async function jump(wish: string) {
     const { text, state, source } = context;
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     const numbers = /^\s*(\d+)(?:\s*,\s*(\d+))?\s*$/.exec(wish);
     if (!wish.trim()) return;
     if (numbers) {

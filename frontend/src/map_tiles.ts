@@ -111,7 +111,7 @@ export class MapTiles {
 
   pictureOf(tile: Tile): HTMLCanvasElement {
     const { colors } = this.context;
-    const look = `${colors.scale.kind}${colors.scale.floor}${colors.css[9]}`;
+    const look = `${colors.scale.kind}${colors.scale.floor}${colors.theme}`;
     if (tile.picture && tile.painted === look) return tile.picture;
     tile.painted = look;
     const pixels = Uint32Array.from(tile.values, (weight) => colors.cell(weight));

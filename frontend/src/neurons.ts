@@ -12,13 +12,7 @@ interface Found {
   k: Float32Array;
 }
 
-export interface WhyWeight {
-  element: HTMLElement;
-  update(): void;
-  close(): void;
-}
-
-export function whyWeight(context: Context): WhyWeight {
+export function whyWeight(context: Context) {
   const body = h("div", {});
   const element = h(
     "details",
@@ -38,7 +32,7 @@ export function whyWeight(context: Context): WhyWeight {
     element.open = state.why === "yes";
     if (!element.open) return;
     const { layer, head, query, key } = state;
-    if (isNew(state.text, text.title, layer, head, query, key, colors.css[9])) void draw();
+    if (isNew(state.text, text.title, layer, head, query, key, colors.theme)) void draw();
   }
 
   async function draw() {

@@ -1,5 +1,5 @@
 // The numbers of a chart as a table: for the keyboard, for screen readers, and to be copied.
-import { actionButton, fill, h, hint } from "./dom";
+import { actionButton, fill, h, hint, table } from "./dom";
 import { counted, exact } from "./format";
 
 export type Row = Record<string, string | number>;
@@ -49,23 +49,14 @@ export function numbers(chart: string, rows: Row[], chosen?: (at: number) => voi
     if (!list.open || box.childElementCount) return;
     fill(
       box,
-      h(
-        "table",
-        { class: "numbers" },
-        h(
-          "thead",
-          {},
-          h("tr", {}, ...Object.keys(rows[0] ?? {}).map((name) => h("th", { scope: "col" }, name))),
-        ),
-        h(
-          "tbody",
-          {},
-          ...rows
-            .slice(0, MOST)
-            .map((row, at) =>
-              h("tr", {}, ...Object.values(row).map((value, column) => cell(value, column, at))),
-            ),
-        ),
+      table(
+        "numbers",
+        Object.keys(rows[0] ?? {}),
+        rows
+          .slice(0, MOST)
+          .map((row, at) =>
+            h("tr", {}, ...Object.values(row).map((value, column) => cell(value, column, at))),
+          ),
       ),
       rows.length > MOST && hint(`The first ${MOST} of ${rows.length} rows.`),
     );

@@ -1,8 +1,8 @@
 // Drawing of weights over an image: a pixel for each patch, stretched by the browser without smoothing.
 import type { Context } from "./context";
-import { drawCells, pixelOf, STEPS, type Colors } from "./color";
+import { drawCells, pixelOf, type Colors } from "./color";
 import type { PicturePanel } from "./data";
-import { h, s } from "./dom";
+import { h } from "./dom";
 import { shown } from "./format";
 import { legendOf } from "./legend";
 
@@ -60,9 +60,13 @@ export function coverOf(
 type Pixel = [number, number, number, number];
 function pixel(share: number, cover: string, colors: Colors): Pixel {
   if (cover === "light") return [...NIGHT, Math.round(255 * OPAQUE * (1 - share))] as Pixel;
-  const color = colors.table[share <= 0 ? 0 : 1 + Math.round(Math.min(share, 1) * (STEPS - 1))];
+  const color = colors.pixel(share);
   return [color & 255, (color >> 8) & 255, (color >> 16) & 255, Math.round(255 * MIX)];
 }
+
+// A pixel over a color in place of the image.
+const onImage = (over: Pixel) =>
+  [217, 200, 169].map((below, at) => Math.round(below + (over[3] / 255) * (over[at] - below)));
 
 // The legend: what a weight looks like, from 0 to the largest.
 export function legendOfCover(
@@ -71,12 +75,9 @@ export function legendOfCover(
   scaled: (share: number) => number,
 ): SVGSVGElement {
   const places = [0, 0.01, 0.1, 0.25, 0.5, 1].map((share) => [scaled(share), share]);
-  const figure = legendOf({
+  return legendOf({
     said: `Weights from 0 to ${shown(top)}`,
-    color: (share) => {
-      const [red, green, blue, alpha] = pixel(share, state.cover, colors);
-      return `rgb(${red} ${green} ${blue} / ${alpha / 255})`;
-    },
+    color: (share) => `rgb(${onImage(pixel(share, state.cover, colors))})`,
     ticks: places
       .filter(
         ([place, share]) =>
@@ -86,6 +87,4 @@ export function legendOfCover(
       )
       .map(([place, share]) => [place, shown(share * top)]),
   });
-  figure.prepend(s("rect", { width: 240, height: 10, fill: "#d9c8a9" })); // in place of the image
-  return figure;
 }

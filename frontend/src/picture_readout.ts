@@ -1,7 +1,7 @@
 // What the token attends to, in words: the strongest links, and the share of patches and of every other kind of token.
 import { inText, strongest, type Context } from "./context";
 import { queriesOf } from "./data";
-import { h, strong, visible } from "./dom";
+import { h, strong, visible, weighed } from "./dom";
 import { shown, seconds } from "./format";
 import { headsInWords } from "./head_sets";
 import type { PictureTokens } from "./picture_tokens";
@@ -16,11 +16,7 @@ export function linksInWords(
 ): (Node | string)[] {
   const { text } = context;
   const others = tokens.isTurned ? queriesOf(text) : text.tokens;
-  const list = strongest(values, LISTED).flatMap((each, n) => [
-    n ? ", " : "",
-    strong(visible(others[each])),
-    ` ${shown(values[each])}`,
-  ]);
+  const list = weighed(others, values, strongest(values, LISTED));
   return [
     strong(visible(tokens.names[at])),
     ` (token ${at})`,

@@ -7,23 +7,13 @@ import { coverOf, photoOf, placeOf, shareOnScale } from "./patches";
 import type { PictureTokens } from "./picture_tokens";
 import { within } from "./steps";
 
-export interface PictureStage {
-  element: HTMLElement;
-  build(): void;
-  // Weights of the tokens, the largest one, and the chosen token; null: only words have weights.
-  color(values: Float32Array | null, top: number, chosen: number): void;
-}
 export interface Pointing {
   over(token: number): void;
   leave(): void;
   choose(token: number): void;
 }
 
-export function pictureStage(
-  context: Context,
-  tokens: PictureTokens,
-  pointing: Pointing,
-): PictureStage {
+export function pictureStage(context: Context, tokens: PictureTokens, pointing: Pointing) {
   const element = h("div", {
     class: "pictures",
     tabindex: 0,
@@ -162,7 +152,8 @@ export function pictureStage(
   return {
     element,
     build,
-    color(values, top, chosen) {
+    // Weights of the tokens, the largest one, and the chosen token; null: only words have weights.
+    color(values: Float32Array | null, top: number, chosen: number) {
       const { state, colors } = context;
       tokens.panels.forEach((panel, number) => {
         const shares = Float32Array.from({ length: panel.rows * panel.columns }, (_, patch) =>

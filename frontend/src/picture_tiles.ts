@@ -1,6 +1,6 @@
 // A map over the image for every head of a layer, or of all layers.
 import { headName, type Context } from "./context";
-import { layerLabel, layerName, type PicturePanel } from "./data";
+import { layerLabel, layerName, mostHeads, type PicturePanel } from "./data";
 import { actionButton, choice, fill, h, hint } from "./dom";
 import { shown } from "./format";
 import { coverOf, placeOf, shareOnScale, thumbnail } from "./patches";
@@ -9,15 +9,7 @@ import { stepOf } from "./steps";
 
 const ACROSS = 4; // tiles beside each other, if they are those of one layer
 
-export interface PictureTiles {
-  element: HTMLElement;
-  draw(): Promise<void>;
-  clear(): void; // the next drawing builds them again
-  key(tile: HTMLElement, key: string): boolean;
-  close(): void;
-}
-
-export function pictureTiles(context: Context, tokens: PictureTokens): PictureTiles {
+export function pictureTiles(context: Context, tokens: PictureTokens) {
   const element = h("section", { class: "tiles" });
   let tiles = new Map<string, HTMLButtonElement>();
   let turn = 0;
@@ -61,12 +53,7 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
       "--shape",
       tokens.isSound ? "5 / 2" : `${panel.width} / ${panel.height}`,
     );
-    element.style.setProperty(
-      "--columns",
-      String(
-        layers.length > 1 ? Math.max(...text.layers.map((layer) => layer.heads.length)) : ACROSS,
-      ),
-    );
+    element.style.setProperty("--columns", String(layers.length > 1 ? mostHeads(text) : ACROSS));
     tiles = new Map();
     const rows = layers.map((layer) =>
       h(
@@ -117,6 +104,7 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
         onclick: () => context.set({ layer, head, heads: "one" }),
       },
       h("canvas", { "aria-hidden": "true" }),
+      h("span", { class: "tile-name", "aria-hidden": "true" }, head),
       h("span", { class: "share", "aria-hidden": "true" }),
     );
     tiles.set(`${layer}.${head}`, made);
@@ -142,10 +130,11 @@ export function pictureTiles(context: Context, tokens: PictureTokens): PictureTi
   return {
     element,
     draw,
+    // The next drawing builds the tiles again.
     clear() {
       built = "";
     },
-    key(from, key) {
+    key(from: HTMLElement, key: string) {
       const all = [...tiles.values()];
       const step = stepOf(
         key,

@@ -3,26 +3,12 @@ import type { Context } from "./context";
 import { fill, h, hint, visible } from "./dom";
 import { seconds, shown } from "./format";
 import { byLayer, listedHeads, meanLine } from "./head_sets";
+import type { Pointing } from "./picture_stage";
 import type { PictureTokens } from "./picture_tokens";
 
 const [WORDS, TIMED] = [600, 80]; // words beside an image, words with a time
 
-export interface PictureWords {
-  element: HTMLElement;
-  build(): void;
-  color(values: Float32Array, chosen: number): void;
-}
-export interface WordPointing {
-  over(token: number): void;
-  leave(): void;
-  choose(token: number): void;
-}
-
-export function pictureWords(
-  context: Context,
-  tokens: PictureTokens,
-  pointing: WordPointing,
-): PictureWords {
+export function pictureWords(context: Context, tokens: PictureTokens, pointing: Pointing) {
   const element = h("div", { class: "beside-picture" });
 
   function build() {

@@ -5,13 +5,7 @@ import type { Context } from "./context";
 import { fill, h, segments } from "./dom";
 import { weightLegend } from "./legend";
 
-export interface ScaleRow {
-  element: HTMLElement;
-  update(): void;
-  keysPerCell(keys: number): void;
-}
-
-export function scaleRow(context: Context): ScaleRow {
+export function scaleRow(context: Context) {
   const element = h("section", { class: "scale", "aria-label": "Color scale" });
   let keys = 1; // how many keys a cell of the view sums over
   const isNew = changeDetector();
@@ -21,7 +15,7 @@ export function scaleRow(context: Context): ScaleRow {
     const length = text.tokens.length;
     colors.scale = scaleOf(state.scale, length, keys);
     const isPicture = state.view === "picture"; // its legend ends at the largest weight on a patch
-    if (!isNew(isPicture, state.scale, length, keys, colors.css[9])) return;
+    if (!isNew(isPicture, state.scale, length, keys, colors.theme)) return;
     fill(
       element,
       h("span", { class: "scale-name" }, "Weight"),
@@ -32,7 +26,7 @@ export function scaleRow(context: Context): ScaleRow {
   return {
     element,
     update,
-    keysPerCell(count) {
+    keysPerCell(count: number) {
       keys = count;
       update();
     },

@@ -30,7 +30,7 @@ export function tilesOfLayer(
   const isNew = changeDetector();
   return () => {
     const { state, text, colors } = context;
-    if (isNew(state.text, text.title, state.layer, state.scale, colors.css[9]))
+    if (isNew(state.text, text.title, state.layer, state.scale, colors.theme))
       box.replaceChildren(
         ...text.layers[state.layer].heads.map((_, head) => tile(state.layer, head)),
       );

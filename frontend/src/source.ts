@@ -1,13 +1,14 @@
 // The sources of weights: a page with embedded queries and keys, or requests to a server or a notebook kernel.
 import {
   bytes,
+  type Common,
   floats,
   halves,
-  queriesOf,
-  weightOf,
-  type Common,
   type Pool,
+  queriesOf,
+  sizeOf,
   type Text,
+  weightOf,
 } from "./data";
 import { inParts, nextTask } from "./pause";
 
@@ -156,7 +157,7 @@ export class Embedded implements Source {
   ) {
     const { q, k, r, mask, width, share } = this.dot(t, layer);
     const text = this.texts[t];
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     const [top, left] = [head * I, Math.floor(head / share) * J];
     const [first, last] = range ?? [0, turned ? I : J];
     for (let other = first; other < last; other++) {
@@ -176,7 +177,7 @@ export class Embedded implements Source {
   private dense({ text: t, layer, head }: Place): Float32Array {
     return this.whole.get(`${t}.${layer}.${head}`, () => {
       const text = this.texts[t];
-      const [I, J] = [queriesOf(text).length, text.tokens.length];
+      const [I, J] = sizeOf(text);
       const maps = text.maps[layer];
       if (maps.form === "weights")
         return this.weights
@@ -198,7 +199,7 @@ export class Embedded implements Source {
   // The whole head in cells of 2^level x 2^level weights, from the level below.
   private pooledCells(at: Place, level: number, pool: Pool): Float32Array {
     const text = this.texts[at.text];
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     const maps = text.maps[at.layer];
     if (maps.form === "cells" && level === maps.level) {
       const size = Math.ceil(I / 2 ** level) * Math.ceil(J / 2 ** level);
@@ -220,7 +221,7 @@ export class Embedded implements Source {
   // The weights of a head of a long text are computed in parts, so that the page answers meanwhile.
   private async prepared(at: Place): Promise<void> {
     const text = this.texts[at.text];
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     const name = `${at.text}.${at.layer}.${at.head}`;
     if (text.maps[at.layer].form !== "dot" || I * J < PART || this.whole.has(name)) return;
     await this.decoded(at.text, at.layer);
@@ -246,9 +247,7 @@ export class Embedded implements Source {
     await this.prepared(at);
     const text = this.texts[at.text];
     const whole = this.pooledCells(at, Math.max(level, this.finest(at.text)), pool);
-    const [rows, cols] = [queriesOf(text).length, text.tokens.length].map((n) =>
-      Math.ceil(n / 2 ** level),
-    );
+    const [rows, cols] = sizeOf(text).map((n) => Math.ceil(n / 2 ** level));
     const [height, width] = [Math.min(TILE, rows - row * TILE), Math.min(TILE, cols - col * TILE)];
     const out = new Float32Array(height * width);
     for (let y = 0; y < height; y++) {
@@ -261,7 +260,7 @@ export class Embedded implements Source {
   private async weightLines(t: number, layer: number, fixed: number, turned: boolean) {
     await this.decoded(t, layer);
     const text = this.texts[t];
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     const maps = text.maps[layer];
     return text.layers[layer].heads.map((_, head) => {
       const out = new Float32Array(turned ? I : J);

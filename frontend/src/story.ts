@@ -10,14 +10,8 @@ export interface Stage {
   follow(link: string): Promise<boolean>; // shows the view of a link; false: there is no such view
   show(root: HTMLElement, link: string): Promise<() => void>; // another page with this view, as for printing
 }
-export interface StoryBar {
-  element: HTMLElement;
-  update(): void;
-  key(event: KeyboardEvent): boolean;
-  record(): void;
-}
 
-export function storyBar(context: Context, stage: Stage): StoryBar {
+export function storyBar(context: Context, stage: Stage) {
   const given = context.source.common.story;
   const element = h("footer", { class: "story", "aria-label": "Story", hidden: true });
   if (given) context.tour = { ...given, play: () => play(given) };
@@ -113,7 +107,7 @@ export function storyBar(context: Context, stage: Stage): StoryBar {
       if (playing) player.update();
       else if (element.contains(recording.element)) recording.update();
     },
-    key({ key }) {
+    key({ key }: KeyboardEvent) {
       const step =
         playing && ({ n: 1, PageDown: 1, b: -1, PageUp: -1 } as Record<string, number>)[key];
       if (!step) return false;

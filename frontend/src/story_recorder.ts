@@ -1,7 +1,7 @@
 // Records a story: adds the view that is shown, and edits, moves and deletes the views that were added.
 import type { Context } from "./context";
 import { shortName, type Step, type Story } from "./data";
-import { actionButton, cut, fill, h, hint } from "./dom";
+import { actionButton, cut, fill, h, hint, labelled } from "./dom";
 import { download } from "./output";
 import { fromLink, toLink } from "./state";
 import type { Stage } from "./story";
@@ -102,7 +102,7 @@ export function recorder(context: Context, uses: Uses): { element: HTMLElement; 
           ? "This browser keeps the story until you delete its views."
           : "Choose a view, add it here, and write a sentence about it. Then choose the next view.",
       ),
-      steps.length > 0 && h("label", { class: "choice" }, h("span", {}, "Title"), title),
+      steps.length > 0 && labelled("Title", title),
       h("ol", {}, ...steps.map(stepRow)),
       h(
         "p",

@@ -4,6 +4,7 @@ import type { Context } from "./context";
 import type { Text } from "./data";
 import { actionButton, choice, fill, h, joins, plain } from "./dom";
 import { opening } from "./opening";
+import { questions } from "./question";
 
 const letters = (text: string) => text.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "");
 
@@ -24,22 +25,11 @@ export function sentenceOf(text: Text): string {
 // The length of a text as the server counts it: characters, with one space between words.
 const lengthOf = (text: string) => [...text.trim().split(/\s+/u).join(" ")].length;
 
-// `update` shows the words of the second text if a reader typed it, otherwise those of the first.
-export interface TypedPanel {
-  element: HTMLElement;
-  update(second: Text | null): void;
-  close(): void;
-}
-
 // `done` is called with the number of a text that the model has read.
 // `isBrief`: the input alone, where the words of the text are already on the page.
-export function typedPanel(
-  context: Context,
-  done: (text: number) => void,
-  isBrief = false,
-): TypedPanel {
+export function typedPanel(context: Context, done: (text: number) => void, isBrief = false) {
   const model = context.source.common.live_model!;
-  let reading: AbortController | null = null;
+  const { said, tell, isAsking, stop: stopReading, ask } = questions(context);
   let shown = "";
   const input = h("input", {
     class: "typed-text",
@@ -56,7 +46,7 @@ export function typedPanel(
     { type: "submit", class: "main-button" },
     model.kind === "translation" ? "Translate it" : "Read it",
   );
-  const stop = actionButton({ hidden: true, onclick: () => reading?.abort() }, "Stop");
+  const stop = actionButton({ hidden: true, onclick: stopReading }, "Stop");
   let steps = "20";
   const proceed =
     model.fields.includes("generate") &&
@@ -76,7 +66,6 @@ export function typedPanel(
         },
       ),
     );
-  const said = h("p", { class: "notice", role: "status", hidden: true });
   const [about, length] = [
     h("p", { class: "hint" }),
     h("p", { class: "hint typed-length", role: "status" }),
@@ -105,11 +94,6 @@ export function typedPanel(
     said,
   );
 
-  function tell(message: string) {
-    said.hidden = !message;
-    said.textContent = message;
-  }
-
   const count = () => {
     const size = lengthOf(input.value);
     length.textContent =
@@ -117,29 +101,21 @@ export function typedPanel(
   };
 
   async function read(text: string, question: object = {}) {
-    if (reading) return;
+    if (isAsking()) return;
     count();
     if (!text.trim()) return tell("The text is empty. Type at least one word.");
     if (lengthOf(text) > model.characters)
       return tell(
         `The text is too long: ${model.name} reads at most ${counted(model.characters)} characters.`,
       );
-    reading = new AbortController();
     [go.disabled, stop.hidden] = [true, false];
-    tell(`${model.name} reads the text …`);
-    try {
-      const number = await context.source.read!(text, reading.signal, question);
+    await ask(text, `${model.name} reads the text …`, question, async (number) => {
       const found = await context.source.text(number);
-      tell("");
       shown = "";
       if (found.generation) context.set({ text: number, key: -1, ...opening(found) });
       else done(number);
-    } catch (error) {
-      tell(reading.signal.aborted ? "Stopped." : (error as Error).message);
-    } finally {
-      reading = null;
-      [go.disabled, stop.hidden] = [false, true];
-    }
+    });
+    [go.disabled, stop.hidden] = [false, true];
   }
 
   // A word of the sentence; a click puts an input in its place, and Enter reads the sentence with the new word.
@@ -173,7 +149,8 @@ export function typedPanel(
 
   return {
     element,
-    update(second) {
+    // The words of the second text if a reader typed it, otherwise those of the first.
+    update(second: Text | null) {
       const isSecond = !!second?.written;
       const whole = [...sentenceOf(isSecond ? second : context.text)];
       const sentence = whole.slice(0, model.characters).join("");
@@ -189,8 +166,6 @@ export function typedPanel(
       const parts = sentence.split(/\s+/);
       fill(words, ...parts.flatMap((_, at) => [changeable(parts, at), " "]));
     },
-    close() {
-      reading?.abort();
-    },
+    close: stopReading,
   };
 }

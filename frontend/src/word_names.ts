@@ -1,4 +1,5 @@
 // The names of words: "the (1)", "the (2)" where a word occurs more than once.
+import { queriesOf, type Text } from "./data";
 import { visible } from "./dom";
 
 const made = new WeakMap<string[], string[]>();
@@ -15,6 +16,12 @@ export function wordNames(tokens: string[]): string[] {
   made.set(tokens, names);
   return names;
 }
+
+// The names of the rows and of the columns of a map.
+export const namesOfMap = (text: Text): [string[], string[]] => [
+  wordNames(queriesOf(text)),
+  wordNames(text.tokens),
+];
 
 // Cuts a name, and keeps its number.
 export function cutName(name: string, size: number): string {

@@ -2,7 +2,7 @@
 import { ARCS, drawArcs, widestOf, type Arc } from "./arcs";
 import { headName, inText, interval, strongest, type Context } from "./context";
 import { queriesOf, type Text } from "./data";
-import { actionButton, h, hint, joins, s, strong, visible } from "./dom";
+import { actionButton, h, hint, s, spaced, strong, visible, weighed } from "./dom";
 import { shown } from "./format";
 import {
   byLayer,
@@ -72,7 +72,7 @@ export function wordsMode(
 
   function sentence(
     tokens: string[],
-    [first, last]: [number, number],
+    range: [number, number],
     special: Set<number>,
     isQuery: boolean,
   ): HTMLElement {
@@ -80,10 +80,7 @@ export function wordsMode(
       class: "words",
       ...(isQuery ? { role: "listbox", "aria-label": "Words of the text", tabindex: 0 } : {}),
     });
-    for (let at = first; at < last; at++) {
-      if (at > first && !joins(tokens[at], tokens[at - 1])) box.append(" ");
-      box.append(word(tokens, at, special, isQuery));
-    }
+    box.append(...spaced(tokens, range, (at) => word(tokens, at, special, isQuery)));
     box.addEventListener("pointerleave", () => {
       pointed = null;
       void color(context.state.query);
@@ -257,13 +254,7 @@ export function wordsMode(
     const { state, text } = context;
     const listed = (values: Float32Array, tokens: string[]) => {
       const visibleLinks = strongest(values, ARCS).filter((at) => values[at] >= norm / 100);
-      return visibleLinks.length
-        ? visibleLinks.flatMap((at, n) => [
-            n ? ", " : "",
-            strong(visible(tokens[at])),
-            ` ${shown(values[at])}`,
-          ])
-        : ["nothing"];
+      return visibleLinks.length ? weighed(tokens, values, visibleLinks) : ["nothing"];
     };
     const line = body.querySelector(".looks");
     line?.replaceChildren(

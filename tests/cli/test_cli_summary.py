@@ -5,6 +5,7 @@ look.
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ pytest.importorskip("rich")
 
 import regard as rg
 from exact_maps import exact
-from regard.cli.report import extremes, role_lines
+from regard.cli.report import extremes, facts, role_lines
 from regard.types import TextReading
 
 N = 9
@@ -59,3 +60,14 @@ def test_a_short_text_tells_where_a_head_looks_beside_the_first_token():
     rows[0, 0] = 1
     (places, _) = (line.plain for line in role_lines(TextReading.of("", {"layer": exact([rows])}, list("abcdefghi"))))
     assert places == "L0.H0 puts 100 % of its weight on the previous token."
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [([1], "1 layer x 1 head"), ([2], "1 layer x 2 heads"), ([1, 1], "2 layers x 1 head"), ([1, 2], "2 layers")],
+)
+def test_counts_of_one_have_no_plural(heads, said):
+    """A layer of one head was "1 layer x 1 heads"."""
+    maps = {f"layers.{at}": exact([np.full((N, N), 1 / N)] * count) for at, count in enumerate(heads)}
+    reading = TextReading.of("", maps, list("abcdefghi"))
+    assert facts(SimpleNamespace(reading=reading, error=None)) == f"{N} tokens, {said}."

@@ -167,11 +167,41 @@ def test_the_figure_of_a_comparison_has_both_sides(browser, file, texts):
             ] * 15
             np.testing.assert_allclose([float(row["value"]) for row in rows], maps[1][2, 9], rtol=2e-5)
         page.goto(f"{file}#compare?pair=heads&pins=0.0.1,0.1.2&figure=compare")
-        until(page, "document.querySelectorAll('.figure-paper [data-panel=compare]').length === 2")
         until(page, "document.querySelector('.figure-paper')?.textContent.includes('Layer 1, head 2: Short')")
-        rows = panels_of(page)["map, Short"]
-        ours = torch.stack([maps[0][1], maps[1][2]]).flatten()
-        np.testing.assert_allclose([float(row["value"]) for row in rows], ours, rtol=2e-5, atol=1e-7)
+        until(page, "document.querySelectorAll('.figure-paper [data-panel=compare]').length === 3")
+        found = panels_of(page)
+        values = {panel: [float(row["value"]) for row in rows] for panel, rows in found.items()}
+        ours = torch.stack([maps[0][1], maps[1][2]])
+        np.testing.assert_allclose(values["map, Short"], ours.flatten(), rtol=2e-5, atol=1e-7)
+        np.testing.assert_allclose(values["difference"], (ours[0] - ours[1]).flatten(), atol=1e-6)
+        assert {(row["head"], row["quantity"]) for row in found["difference"]} == {
+            ("L0.H1 − L1.H2", "difference of weight")
+        }
+
+
+def test_the_difference_of_two_heads_is_drawn_with_its_own_colors(browser, file, texts):
+    """The sheet had the two maps, and no figure of what the view shows beside them."""
+    maps = [weights.dense()[0] for weights in texts["short"].maps]
+    with opened(browser, f"{file}#compare?pair=heads&pins=0.0.1,0.1.2&figure=compare", color_scheme="dark") as page:
+        until(page, "document.querySelectorAll('.figure-paper [data-panel=compare]').length === 3")
+        panel = page.locator(".figure-paper [data-panel=compare]").nth(2)
+        fills = panel.locator(".cells rect[fill^=rgb]").evaluate_all(
+            "all => all.map((one) => one.getAttribute('fill'))"
+        )
+        colors = np.array([[int(part) for part in re.findall(r"\d+", fill)] for fill in fills])
+        difference = (maps[0][1] - maps[1][2]).flatten().numpy()
+        assert len(colors) == difference.size
+        purple, green = colors[difference.argmax()], colors[difference.argmin()]
+        assert purple[2] > purple[1] and green[1] > green[2], "more in the first, more in the second"
+        size = np.abs(difference) > 0.1
+        assert ((colors[:, 2] > colors[:, 1]) == (difference > 0))[size].all()
+        ticks = panel.locator(".legend text").all_text_contents()
+        most = max(abs(difference.min()), difference.max())
+        assert float(ticks[-1]) == pytest.approx(most, rel=0.06) and ticks[0] == f"−{ticks[-1][1:]}"
+        assert panel.locator(".legend").get_attribute("color") == "#111418", "ink on white paper in the dark theme too"
+        page.goto(f"{file}#compare?pair=heads&pins=0.0.1,1.0.1&figure=compare")
+        until(page, "document.querySelector('.figure-paper')?.textContent.includes('Layer 0, head 1: Long')")
+        assert page.locator(".figure-paper [data-panel=compare]").count() == 2, "texts of other lengths have none"
 
 
 def test_paper_has_the_legend_and_the_arcs_of_the_screen(browser, file):

@@ -331,3 +331,11 @@ def test_the_page_grows_with_the_window(browser, wide):
         page.wait_for_selector(".heads canvas")
         wide_page = page.locator(".overview").bounding_box()["width"]
     assert wide_page > 1500
+
+
+@pytest.mark.parametrize("width", [768, 1440])
+def test_the_slider_of_the_layers_reaches_its_sentence(browser, file, width):
+    """It was 110 pixels wide in a column of 180, and what it says stood apart from it."""
+    with opened(browser, file, width=width) as page:
+        slider, said = (page.locator(f".depth {part}").bounding_box() for part in ("input", ".depth-said"))
+        assert said["x"] - 12 <= slider["x"] + slider["width"] <= said["x"]

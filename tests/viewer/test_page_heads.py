@@ -352,3 +352,40 @@ def test_all_heads_of_a_long_text_do_not_freeze_the_page(browser, tmp_path):
             " for (let i = 0; i < 2e7; i++) x += Math.sqrt(i); return performance.now() - began; }"
         )
         assert page.evaluate("window.longest") < 200 * max(1, loop / 40), "200 ms on a machine at rest"
+
+
+LINE_BESIDE_MAP = """() => {
+  const canvas = document.querySelector(".map-box canvas");
+  const copy = Object.assign(document.createElement("canvas"), { width: canvas.width, height: 1 });
+  const pen = copy.getContext("2d", { willReadFrequently: true });
+  pen.drawImage(canvas, 0, 0);
+  const pixels = pen.getImageData(0, 0, copy.width, 1).data;
+  return Array.from({ length: copy.width }, (_, x) => pixels[4 * x + 3] > 0).lastIndexOf(true) / copy.width;
+}"""
+
+
+def test_the_frame_of_a_map_ends_where_the_map_ends(browser, address):
+    """The frame of a short text was as wide as the window, with an empty part beside the map."""
+    with opened(browser, address + "#head?text=0&query=9", width=768) as page:
+        settled(page)
+        last = page.evaluate(LINE_BESIDE_MAP)
+        assert 0.5 < last < 0.9
+        page.get_by_role("button", name="Zoom in", exact=True).click()
+        until(page, f"({LINE_BESIDE_MAP})() > {last}")
+
+
+@pytest.mark.parametrize("width", [768, 1440])
+def test_two_texts_stand_side_by_side_with_cells_of_one_size_and_numbers_where_there_is_room(
+    browser, address, texts, width
+):
+    """At 768 pixels one map stood below the other; words of other lengths moved the cells; no cell had a number."""
+    with opened(browser, address + "#compare?text=0&other=4&layer=1&head=2&query=9", width=width) as page:
+        until(page, "document.querySelectorAll('.compare .pin-map').length === 2")
+        painted(page)
+        boxes = [page.locator(".pin-map .cells rect").nth(at).bounding_box() for at in (0, 225)]
+        assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
+        assert boxes[0]["width"] == pytest.approx(boxes[1]["width"])
+        said = page.locator(".pin-map").first.locator(".cells text").all_text_contents()
+        weights = texts["short"].maps[1].dense()[0, 2].flatten()
+        cells = ["" if value < 0.005 else f"{value:.2f}".removeprefix("0") for value in weights.tolist()]
+        assert said == (cells if width == 1440 else [])

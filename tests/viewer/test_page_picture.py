@@ -196,3 +196,16 @@ def test_the_overview_of_an_image_shows_the_image_lit_by_the_heads_of_the_senten
         assert f"Layer {start['layer']}, head {start['head']}:" in page.locator(".lit").first.inner_text()
         page.locator(".lit").first.click()
         ready(page)
+
+
+def test_a_picture_has_no_text_to_type_and_its_tiles_have_the_numbers_of_their_heads(browser, address):
+    """What if was offered for an image; a tile of a head had no name; the legend of light had stripes."""
+    with opened(browser, address + "#picture?text=0&layer=1") as page:
+        ready(page)
+        tabs = page.locator("nav a").all_inner_texts()
+        assert "Picture" in tabs and "What if" not in tabs
+        assert page.locator(".tile .tile-name").all_inner_texts() == ["0", "1"]
+        fills = page.locator(".key .ramp").evaluate_all("all => all.map((one) => one.getAttribute('fill'))")
+        assert all(re.fullmatch(r"rgb\(\d+,\d+,\d+\)", fill) for fill in fills)
+        tones = [sum(map(int, re.findall(r"\d+", fill))) for fill in fills]
+        assert len(tones) == 60 and tones == sorted(tones), "the lighter, the larger"

@@ -1,16 +1,16 @@
 // The alignment view: weights of target words on source words, several mechanisms on one color scale, with gold links.
 import { changeDetector } from "../changes";
-import { cellGrid } from "../cell_grid";
 import { interval, meansOnly, type Context, type Panel } from "../context";
-import { layerName, queriesOf, type Text } from "../data";
+import { layerName, queriesOf, sizeOf, type Text } from "../data";
 import { actionButton, choice, fill, h, s } from "../dom";
 import { pauses } from "../pause";
+import { panelOf } from "../pin_figure";
 import { counted, shown } from "../format";
 import type { View } from "../registry";
 import type { Range } from "../source";
 import { within } from "../steps";
 import { unknownNote } from "../unknown";
-import { cutName, wordNames } from "../word_names";
+import { namesOfMap } from "../word_names";
 
 const [SHOWN, FEWEST, PITCH] = [60, 16, 11]; // words on a side: at most, at least; pixels between words, so that their names do not touch
 const READINGS: Record<string, string> = {
@@ -67,8 +67,8 @@ const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[
       class: name,
       x: x + inset,
       y: y + inset,
-      width: cell - 0.6 - 2 * inset,
-      height: cell - 0.6 - 2 * inset,
+      width: cell - 2 * inset,
+      height: cell - 2 * inset,
       fill: "none",
       stroke,
       "stroke-width": name === "gold" ? 2 : 1.2,
@@ -76,10 +76,6 @@ const outline = (x: number, y: number, cell: number, sure: boolean): SVGElement[
     });
   return [square("halo", 2.4, "var(--paper)"), square("gold", 0.9, "var(--gold)")];
 };
-
-// Pixels for the names of words.
-const roomOf = (names: string[]) =>
-  Math.max(...names.map((name) => Math.min([...name].length, 14))) * 12 * 0.58 + 10;
 
 export const view: View = {
   place: 6,
@@ -122,7 +118,7 @@ function alignmentView(context: Context): Panel {
   // Which words the panels show, if they do not show all, and the way to the others.
   function partShown([rows, cols]: Range[]): HTMLElement | null {
     const { text, state } = context;
-    const [I, J] = [queriesOf(text).length, text.tokens.length];
+    const [I, J] = sizeOf(text);
     if (rows[1] - rows[0] === I && cols[1] - cols[0] === J) return null;
     const said = ([first, last]: Range, all: number, name: string) =>
       `${name} ${first} to ${last - 1} of ${counted(all)}`;
@@ -146,7 +142,7 @@ function alignmentView(context: Context): Panel {
     context.state.text,
     context.state.panels,
     context.state.scale,
-    context.colors.css[9],
+    context.colors.theme,
     sides(),
     context.state.panels === "heads" ? context.state.layer : "",
   ];
@@ -195,63 +191,23 @@ function alignmentView(context: Context): Panel {
     );
   }
 
-  function matrix(weights: Float32Array, rows: Range, cols: Range, all: number): SVGSVGElement {
+  function matrix(values: Float32Array, rows: Range, cols: Range, all: number): SVGSVGElement {
     const { text, colors } = context;
-    const names = [
-      wordNames(queriesOf(text)).slice(...rows),
-      wordNames(text.tokens).slice(...cols),
-    ];
-    const [tall, wide] = names.map((each) => each.length);
-    const [left, top] = names.map(roomOf);
-    const cell = Math.max(PITCH, Math.min(26, 420 / tall, Math.min(420, all - left - 4) / wide));
-    const [width, height] = [left + wide * cell + 2, top + tall * cell + 2];
-    const word = (name: string, x: number, y: number, turned: boolean) =>
-      s(
-        "text",
-        {
-          x: 0,
-          y: 0,
-          transform: `translate(${x},${y})${turned ? " rotate(-90)" : ""}`,
-          "text-anchor": turned ? "start" : "end",
-          "dominant-baseline": "central",
-          "font-size": Math.min(12, cell - 1.5),
-          fill: "currentColor",
-        },
-        cutName(name, 14),
-      );
-    const cells = cellGrid({
-      rows: tall,
-      cols: wide,
-      wide: cell,
-      tall: cell,
-      gap: [0.6, 0.6],
-      color: (i, j) => colors.weight(weights[i * wide + j]),
-      title: (i, j) => `${names[0][i]} → ${names[1][j]}: ${shown(weights[i * wide + j])}`,
+    const [tall, wide] = [rows, cols].map(([first, last]) => last - first);
+    const names = namesOfMap(text);
+    const { figure, cells, cell } = panelOf({ values, rows, cols, level: 0 }, names, {
+      width: all,
+      color: (weight) => colors.weight(weight),
+      label: "Weights of target words on source words",
+      kind: "matrix",
+      title: (i, j) =>
+        `${names[0][rows[0] + i]} → ${names[1][cols[0] + j]}: ${shown(values[i * wide + j])}`,
+      sizes: [PITCH, Math.min(26, 420 / tall, 420 / wide)],
     });
-    const gold = text.gold.filter(
-      ([i, j]) => i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1],
-    );
-    return s(
-      "svg",
-      {
-        class: "matrix",
-        width,
-        height,
-        viewBox: `0 0 ${width} ${height}`,
-        role: "img",
-        "aria-label": "Weights of target words on source words",
-      },
-      ...names[1].map((name, j) => word(name, left + (j + 0.5) * cell, top - 4, true)),
-      ...names[0].map((name, i) => word(name, left - 4, top + (i + 0.5) * cell, false)),
-      s(
-        "g",
-        { transform: `translate(${left},${top})` },
-        cells,
-        ...gold.flatMap(([i, j, sure]) =>
-          outline((j - cols[0]) * cell, (i - rows[0]) * cell, cell, sure),
-        ),
-      ),
-    );
+    for (const [i, j, sure] of text.gold)
+      if (i >= rows[0] && i < rows[1] && j >= cols[0] && j < cols[1])
+        cells.append(...outline((j - cols[0]) * cell, (i - rows[0]) * cell, cell, sure));
+    return figure;
   }
 
   const arePanelsNew = changeDetector();

@@ -104,7 +104,7 @@ function headView(context: Context): Panel {
         state.side,
         state.pairs,
         state.scale,
-        colors.css[9],
+        colors.theme,
       );
       if (isNew || !mode?.moved?.()) drawWords();
       why.update();

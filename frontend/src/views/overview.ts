@@ -1,10 +1,10 @@
 // The overview: what stands out in the text, the grid of all heads, and the chosen head with warnings and roles.
 import { aboutHead } from "../about_head";
-import { plural } from "../format";
+import { plural, rangeOf } from "../format";
 import { changeDetector } from "../changes";
 import { rangeLegend } from "../legend";
 import { headName, meansOnly, type Context, type Panel } from "../context";
-import { shortName } from "../data";
+import { shortName, statisticsOf } from "../data";
 import { actionButton, choice, fill, h, hint, segments, strong } from "../dom";
 import { firstView } from "../first";
 import { card, CARD } from "../card";
@@ -79,7 +79,7 @@ function overview(context: Context): Panel {
 
   function drawTools() {
     const { state, text, source } = context;
-    const values = text.layers[0].heads[0].values;
+    const statistics = statisticsOf(text);
     const heads = segments(
       "Heads as",
       drawnAs,
@@ -91,6 +91,10 @@ function overview(context: Context): Panel {
     );
     if (drawnAs === "lines")
       return fill(tools, heads, isPair(context) && pairChoice(context), meansOnly(context));
+    const [isStatistic, name] = [
+      statistics.includes(state.color),
+      label(source.common, state.color),
+    ];
     const isPlain = state.color === START.color && state.sort === START.sort;
     const open = !isPlain || (tools.querySelector("details")?.open ?? false);
     fill(
@@ -106,10 +110,7 @@ function overview(context: Context): Panel {
           [
             ["weights", "weights only"],
             ["role", "role"],
-            ...Object.keys(values).map((name): [string, string] => [
-              name,
-              label(source.common, name),
-            ]),
+            ...statistics.map((name): [string, string] => [name, label(source.common, name)]),
           ],
           (color) => context.set({ color }),
         ),
@@ -124,29 +125,20 @@ function overview(context: Context): Panel {
           (sort) =>
             context.set({
               sort,
-              color:
-                sort === "layer" || state.color in values ? state.color : Object.keys(values)[0],
+              color: sort === "layer" || isStatistic ? state.color : statistics[0],
             }),
         ),
       ),
-      state.color in values &&
-        hint(
-          `${label(source.common, state.color)}: ${source.common.statistics[state.color] ?? state.color}.`,
-        ),
-      state.color in values &&
-        rangeLegend(context.colors, ...ends(), label(source.common, state.color)),
+      isStatistic && hint(`${name}: ${source.common.statistics[state.color] ?? state.color}.`),
+      isStatistic && rangeLegend(context.colors, ...ends(), name),
     );
   }
 
   // The lowest and the highest value of the statistic that colors the heads.
   function ends(): [number, number] {
     const { state, text } = context;
-    const values = text.layers.flatMap((layer) =>
-      layer.heads.map((each) => each.values[state.color] ?? 0),
-    );
-    return values.reduce(
-      ([low, high], value) => [Math.min(low, value), Math.max(high, value)],
-      [Infinity, -Infinity],
+    return rangeOf(
+      text.layers.flatMap((layer) => layer.heads.map((each) => each.values[state.color] ?? 0)),
     );
   }
 
@@ -250,7 +242,7 @@ function overview(context: Context): Panel {
         state.pairs,
         state.color,
         state.sort,
-        context.colors.css[1],
+        context.colors.theme,
       );
       if (!before || before.text !== state.text) {
         first.draw();

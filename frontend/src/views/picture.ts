@@ -3,7 +3,7 @@ import { changeDetector } from "../changes";
 import { meansOnly, type Context, type Panel } from "../context";
 import { choice, fill, h, hint, segments, strong, visible } from "../dom";
 import { shown } from "../format";
-import { byLayer, headsInWords, isChosen, listedHeads, meanLine } from "../head_sets";
+import { byLayer, headsInWords, isChosen, listedHeads, meanLine, MEANS } from "../head_sets";
 import { legendOfCover, shareOnScale } from "../patches";
 import { linksInWords } from "../picture_readout";
 import { pictureStage } from "../picture_stage";
@@ -79,11 +79,7 @@ function pictureView(context: Context): Panel {
 
   function drawTools() {
     const { state } = context;
-    const heads: [string, string][] = [
-      ["one", "this head"],
-      ["layer", "mean of the layer"],
-      ["all", "mean of all"],
-    ];
+    const heads = [...MEANS];
     if (isChosen(state)) heads.push([state.heads, headsInWords(context)]);
     fill(
       tools,
@@ -205,7 +201,7 @@ function pictureView(context: Context): Panel {
         state.cover,
         state.scale,
         state.tiles,
-        context.colors.css[9],
+        context.colors.theme,
         tokens.isSound ? `${state.layer}.${state.head}` : "",
       ); // the times of words are those of the head
       if (!before || isNew) {

@@ -1,4 +1,5 @@
 // The statistics view: charts of all heads, of the chosen head and of a run, or a table of all heads.
+import { statisticsOf } from "../data";
 import { changeDetector } from "../changes";
 import type { Chart } from "../chart";
 import { chartsOfHead, curvesOfRun } from "../charts_of_head";
@@ -29,7 +30,7 @@ function statisticsView(context: Context): Panel {
   });
 
   const nameOfStatistic = () => {
-    const names = Object.keys(context.text.layers[0].heads[0].values);
+    const names = statisticsOf(context.text);
     return names.includes(context.state.color) ? context.state.color : names[0];
   };
 
@@ -55,10 +56,7 @@ function statisticsView(context: Context): Panel {
         choice(
           "Statistic",
           nameOfStatistic(),
-          Object.keys(text.layers[0].heads[0].values).map((name) => [
-            name,
-            label(source.common, name),
-          ]),
+          statisticsOf(text).map((name) => [name, label(source.common, name)]),
           (color) => context.set({ color }),
         ),
       );

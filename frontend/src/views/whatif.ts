@@ -17,6 +17,7 @@ export const view: View = {
   make: whatIfView,
   figure: "words,map",
   keys: [["k", "knock out the chosen link"]],
+  isOffered: ({ text }) => !text.picture, // there is no text to type
 };
 
 function whatIfView(context: Context): Panel {

@@ -71,8 +71,9 @@ def facts(result: TextResult) -> str:
     profile = result.reading.profile
     layers, heads = len(profile.layers), {layer.num_heads for layer in profile.layers}
     # numbers of heads that differ between layers are not named
-    count = f" x {heads.pop()}" if len(heads) == 1 else ""
-    sizes = f"{len(profile.tokens)} tokens, {layers} layer{'s' * (layers > 1)}{count and f'{count} heads'}"
+    (most, *others) = heads
+    count = "" if others else f" x {most} head{'s' * (most > 1)}"
+    sizes = f"{len(profile.tokens)} tokens, {layers} layer{'s' * (layers > 1)}{count}"
     if result.error is None:
         return f"{sizes}."
     return f"{sizes}; checked: weights x values equal each layer's output to {result.error:.0e}."

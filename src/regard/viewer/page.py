@@ -101,8 +101,8 @@ def embed(data: Any) -> str:
 
     Characters that could end the HTML element around it are escaped. NaN raises a ValueError.
     """
-    escapes = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(escapes)
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return re.sub("[<>&\u2028\u2029]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 @cache
