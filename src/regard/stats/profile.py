@@ -257,12 +257,15 @@ def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
 def _negative(weights: AttentionMap) -> float | None:
     """The share of |weight| that is negative, as the mean over queries and heads; None if no weight can be.
 
-    `weights` is a result of `one_text`: a signed map is in a `ShareMap`, whose `signs.negative` are sums below 0.
+    Rows without weight have no such share. `weights` is a result of `one_text`: a signed map is in a `ShareMap`, whose
+    `signs.negative` are sums below 0.
     """
     shares = weights.source if isinstance(weights, HeadMean) else weights
     if not isinstance(shares, ShareMap) or not shares.source.is_signed:
         return None
-    return float((-shares.signs.negative / shares.totals.masked_fill(shares.totals == 0, 1.0)).mean())
+    has_weight = shares.totals != 0
+    negative = -shares.signs.negative[has_weight] / shares.totals[has_weight]
+    return float(negative.mean()) if negative.numel() else 0.0
 
 
 def _layer(
@@ -284,7 +287,8 @@ def _layer(
     further_results = results[len(shared) : len(shared) + len(further)]
     statistic_results, values = iter(results[len(shared) + len(further) :]), {}
     for statistic, reductions in zip(statistics, statistic_reductions, strict=True):
-        values[statistic.name] = statistic.per_head(*(next(statistic_results) for _ in reductions))[0].cpu()
+        of_statistic = (next(statistic_results) for _ in reductions)
+        values[statistic.name] = statistic.per_head(*of_statistic, allowed)[0].cpu()
     links = RowLinks(links.weights[0].cpu(), links.keys[0].cpu())
     received, similarity, allowed, agreement = (r[0].cpu() for r in (received, similarity, allowed, agreement))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
