@@ -11,6 +11,7 @@ import torch
 
 import regard as rg
 from cataloged import SINGLE
+from damage import changed, parts
 from regard.maps.stored import VERSION, load_map, save_map
 
 stored = pytest.importorskip("safetensors.torch")
@@ -143,23 +144,6 @@ MAPS = {
     "documents": lambda: rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=rg.masks.documents([3, 4])),
     "sums": lambda: rg.Attention(score=rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer()),
 }
-
-
-def parts(tree, path=()):
-    """The path to each part of a header, but the header itself."""
-    for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ():
-        yield (*path, key)
-        yield from parts(value, (*path, key))
-
-
-def changed(tree, path, value):
-    tree = json.loads(json.dumps(tree))
-    *before, last = path
-    part = tree
-    for key in before:
-        part = part[key]
-    part[last] = value
-    return tree
 
 
 @pytest.mark.parametrize("name", MAPS)
