@@ -29,7 +29,7 @@ TOOLS = ("pytest", "hypothesis", "pytest-xdist")
 #: The rows of the table: torch and transformers.
 VERSIONS = (
     *((torch, "5.23.0") for torch in ("2.8.0", "2.9.1", "2.10.0", "2.12.1", "2.13.0", "2.15.0")),
-    *(("2.13.0", transformers) for transformers in ("4.57.6", "5.0.0", "5.12.1", "5.15.1", "5.22.2")),
+    *(("2.13.0", transformers) for transformers in ("4.57.6", "5.0.0", "5.12.1", "5.15.1", "5.22.2", "5.24.0")),
     ("2.8.0", "4.57.6"),
 )
 #: Requirements of torch that a machine without a GPU does not need.

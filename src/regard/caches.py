@@ -66,6 +66,17 @@ class Cache(ABC):
 
     length: int
 
+    def __repr__(self) -> str:
+        """The class, the number of tokens, and the shapes of what it holds beside keys and values."""
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        tensors |= getattr(self, "tensors", {})
+        shapes = [f"{name} {(*tensor.shape,)}" for name, tensor in tensors.items()]
+        return f"{type(self).__name__}({', '.join([*self._sizes(), f'{self.length} tokens', *shapes])})"
+
+    def _sizes(self) -> list[str]:
+        """The sizes that a cache was made with, for its repr."""
+        return []
+
     @abstractmethod
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         """Append new keys (B, G, n, D) and values (B, G, n, E): what this call attends to, and the next cache."""
@@ -178,7 +189,7 @@ def _appended(store: _Store | None, key: Tensor, value: Tensor) -> _Store:
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class GrowingCache(Cache):
     """Keeps all keys and values; appending is amortized O(new tokens) if gradients are off.
 
@@ -239,7 +250,7 @@ class GrowingCache(Cache):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RingCache(Cache):
     """Keeps the last `size` tokens, and always the first `sinks` tokens (StreamingLLM, arXiv:2309.17453).
 
@@ -259,6 +270,9 @@ class RingCache(Cache):
     store: _Store | None = None
     first: tuple[Tensor, Tensor] | None = None
     length: int = 0
+
+    def _sizes(self) -> list[str]:
+        return [f"size={self.size}", f"sinks={self.sinks}"]
 
     @property
     def mask(self) -> Mask:
@@ -293,7 +307,7 @@ class RingCache(Cache):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RecurrentCache(Cache):
     """Keeps only the sum over keys, for feature scores: constant memory, but no weights of earlier keys.
 
@@ -333,7 +347,7 @@ class RecurrentCache(Cache):
 
 
 @checked
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LatentCache(Cache):
     """Keeps one latent vector for each token, which is its key and its value: multi-head latent attention.
 

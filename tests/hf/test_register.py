@@ -465,7 +465,9 @@ def packed(function, packing):
     positions = torch.tensor(PACKINGS[packing])
     groups = theirs.find_packed_sequence_indices(positions)
     assert groups is not None
-    return theirs.packed_sequence_compatibility_function(function, positions, groups)
+    # as `create_causal_mask` makes it in all versions of transformers from 5.23 on
+    inside = theirs.remap_positions_for_packed_sequence(function, positions)
+    return theirs.and_masks(theirs.packed_sequence_mask_function(groups), inside)
 
 
 def masks_of(function, place, real, **options):

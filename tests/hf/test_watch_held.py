@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from inspect import unwrap
+
 import pytest
 import torch
 import transformers
@@ -47,6 +49,12 @@ def make(name):
     config = getattr(transformers, f"{name.removesuffix('Model')}Config")(**MODELS[name])
     torch.manual_seed(1)
     return sharpened(getattr(transformers, name)._from_config(config, attn_implementation="eager").eval())
+
+
+def calls_interface(model):
+    """Whether the attention of this transformers looks for a backend: GPT-J and CodeGen do from 5.24 on."""
+    code = [unwrap(module.forward).__code__ for module in model.modules()]
+    return any("attention_interface" in each.co_varnames for each in code)
 
 
 @pytest.fixture(params=[0, held.SMALL], ids=["run again", "small"])
@@ -126,7 +134,8 @@ def test_weights_are_those_that_the_model_returns(name, size):
         entropy, received = weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals())
         torch.testing.assert_close(entropy, torch.special.entr(weight).sum(-1), atol=1e-5, rtol=0)
         torch.testing.assert_close(received, weight.sum(-2), atol=1e-5, rtol=0)
-    assert all("own softmax" in check.note for check in seen.verify().values())
+    if not calls_interface(model):
+        assert all("own softmax" in check.note for check in seen.verify().values())
 
 
 @pytest.mark.parametrize("name", ["BloomModel", "GPTNeoModel", "CodeGenModel"])

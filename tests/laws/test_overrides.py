@@ -1,5 +1,7 @@
 """A subclass that overrides a rule is computed as it says, by every engine that accepts it."""
 
+import math
+
 import pytest
 import torch
 
@@ -41,6 +43,16 @@ def own_statistic(base):
 class Warmer(rg.normalizers.Softmax):
     def tempered(self, scores):
         return scores / 3
+
+
+def halved(base):
+    """A subclass with half of the weights: log 2 more in the statistic of each row."""
+
+    def finish(self, statistic):
+        logsumexp, *remainder = base.finish(self, statistic)
+        return logsumexp + math.log(2), *remainder
+
+    return type("Halved", (base,), {"finish": finish})
 
 
 class Later(rg.RoPE):
@@ -158,6 +170,9 @@ PIECES = {
     "the statistic of softmax": lambda: {"normalizer": own_statistic(rg.normalizers.Softmax)()},
     "the statistic of entmax": lambda: {"normalizer": own_statistic(rg.normalizers.Entmax15)()},
     "the temperature of softmax": lambda: {"normalizer": Warmer()},
+    "the end of a softmax": lambda: {"normalizer": halved(rg.normalizers.Softmax)()},
+    "the end of a softmax with a sink": lambda: {"normalizer": halved(rg.normalizers.Softmax)(sink=0.5)},
+    "the end of a learned sink": lambda: sink(halved(rg.normalizers.LearnedSink)),
     "the queries of RoPE": lambda: {"position": Later(WIDTH)},
     "the frequencies of RoPE": lambda: {"position": Slow(WIDTH)},
     "the scaling of RoPE": lambda: {"position": rg.RoPE(WIDTH, scaling=Halves(5.0))},
@@ -227,3 +242,36 @@ def test_a_transition_is_computed_as_it_says(own, equal, tensors):
             assert name != "auto"
             continue
         torch.testing.assert_close(seen.output, expected, atol=1e-5, rtol=1e-5, msg=name)
+
+
+SHORTCUTS = ("log_weights", "tile_weights", "normalize_rows", "normalize_with_logs", "rows_with_logs")
+
+
+@pytest.mark.parametrize("method", SHORTCUTS)
+@pytest.mark.parametrize("kind", ["Softmax", "LearnedSink", "Sparsemax", "TopK", "SumNormalizer", "Sigmoid"])
+def test_a_shortcut_alone_is_no_new_normalizer(kind, method):
+    """It would change the output of one engine, and no map."""
+    base = getattr(rg.normalizers, kind)
+    shortcut = getattr(base, method)
+    with pytest.raises(rg.RegardError, match=rf"Own: {method} .* Override these instead: .*row_statistic.*weights"):
+        type("Own", (base,), {method: lambda self, *of: shortcut(self, *of)})
+
+
+def test_a_shortcut_beside_rules_of_ones_own_is_used():
+    class Own(own_weights(rg.normalizers.Softmax)):
+        def normalize_rows(self, scores, columns):
+            calls.append(scores.shape)
+            return super().normalize_rows(scores, columns)
+
+    calls, x = [], torch.randn(3, 1, 2, N, WIDTH)
+    rg.attend(*x, attention=rg.Attention(normalizer=Own()), engine="dense")
+    assert calls == [(1, 2, N, N)]
+
+
+@pytest.mark.parametrize("method", ["weights", "row_statistic", "tempered", "finish", "normalize_rows"])
+def test_a_method_of_one_learned_sink_is_not_replaced(method):
+    normalizer = rg.normalizers.LearnedSink(2)
+    with pytest.raises(rg.RegardError, match=rf"LearnedSink.{method} = .* Define a subclass"):
+        replaced(normalizer, method, lambda *of: 0)
+    normalizer.sink.data = torch.ones(2)  # and its parameter is an attribute as any
+    normalizer.forward = print

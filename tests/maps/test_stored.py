@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import regard as rg
 from cataloged import SINGLE
+from damage import changed, parts
 from regard.maps.stored import VERSION, load_map, save_map
 
 stored = pytest.importorskip("safetensors.torch")
@@ -132,3 +134,47 @@ def test_maps_that_earlier_versions_wrote_open_with_the_names_of_today(path):
     again = load_map(path)
     torch.testing.assert_close(again.dense(), expected, atol=1e-6, rtol=1e-5)
     assert again.is_signed == bool((expected < 0).any())
+
+
+#: What may stand in place of a part of a header.
+WRONG = (None, "", -1, 10**30, 0.5, True, [], {}, [[1]], {"tensor": "tensor_0"}, {"float": "nan"}, {"float": "x"})
+MAPS = {
+    "spans": lambda: rg.Attention(mask=rg.causal() & rg.window(3)),
+    "tables": lambda: rg.Attention(bias=rg.biases.T5Bias(2), position=rg.RoPE(8)),
+    "documents": lambda: rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=rg.masks.documents([3, 4])),
+    "sums": lambda: rg.Attention(score=rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer()),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_damaged_part_is_refused_when_the_file_is_read_or_harms_nothing(name, tmp_path):
+    path = tmp_path / "map.safetensors"
+    save_map(path, MAPS[name]()(*torch.randn(3, 1, 2, 7, 8)).weights)
+    about, tensors = header(path)
+    chance, num_refused = random.Random(0), 0
+    damaged = [(part, wrong) for part in parts(about) for wrong in WRONG]
+    for part, wrong in chance.sample(damaged, 100):
+        rewrite(path, changed(about, part, wrong), tensors)
+        try:
+            weights = load_map(path)
+        except rg.RegardError as error:
+            num_refused += "is damaged" in str(error)
+            continue
+        assert weights.dense().shape == weights.shape and weights.received().shape[-1] == weights.shape[3], (
+            part,
+            wrong,
+        )
+    assert num_refused > 40
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_tensors_of_other_sizes_are_refused(name, tmp_path):
+    path = tmp_path / "map.safetensors"
+    save_map(path, MAPS[name]()(*torch.randn(3, 1, 2, 7, 8)).weights)
+    about, tensors = header(path)
+    for wanted in ("prepared", 0), ("prepared", 1), ("where", 2), ("where", 3):
+        tensor = about[wanted[0]][wanted[1]]["tensor"]
+        for wrong in (tensors[tensor].flatten()[:1], tensors[tensor].new_zeros(1, 1, 1, 1), tensors[tensor][..., :0]):
+            rewrite(path, about, {**tensors, tensor: wrong.contiguous()})
+            with pytest.raises(rg.RegardError, match="is damaged"):
+                load_map(path)

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import regard as rg
+from damage import DELETED, changed, parts
 from exact_maps import exact
 from regard.stats import CAVEAT, STATISTICS, findings, profile
 from regard.stats.text_reading import plain
 from regard.stats.warnings import COPY, SPECIAL, UNIFORM
-from regard.types import TextReading
+from regard.types import HeadTable, TextReading
 
 
 def weights_of(attention=None, batch=1, heads=3, length=9, scale=1.0):
@@ -256,3 +257,22 @@ def test_statistics_do_not_follow_the_default_dtype(dtype):
         torch.set_default_dtype(torch.float32)
     for name, values in expected.items():
         torch.testing.assert_close(found[name], values)
+
+
+def test_a_damaged_table_is_refused_when_it_is_read():
+    """Every list, number and name of the data, changed by itself: refused, or the table prints and merges."""
+    table = HeadTable.of(profile({"layer": weights_of()}, TOKENS))
+    refused = 0
+    for path in parts(table.to_json()):
+        for wrong in (None, -1, [], {}, "x", 0.5, [[1.0]], DELETED):
+            try:
+                read = HeadTable.from_json(changed(table.to_json(), path, wrong))
+            except rg.RegardError as error:
+                refused += "are not a table" in str(error)
+                continue
+            assert read.table() and read._repr_html_()
+            try:
+                read.merge(table)
+            except rg.RegardError as error:
+                assert "differ in layers" in str(error)
+    assert refused > 500

@@ -130,9 +130,9 @@ def check_generation(model: nn.Module, config: Any) -> None:
         raise RegardError("watch: generate(prefill_chunk_size=) needs transformers 5.0 or newer.")
 
 
-def packing_function(masking_utils: Any) -> Callable[..., Any] | None:
-    """The function that makes the mask of packed documents in graphs; None for versions that have none.
+def remapping_function(masking_utils: Any) -> Callable[..., Any] | None:
+    """The function that counts the positions of packed documents from their starts; None for versions that have none.
 
     Goes with transformers >= 5.23, all of which have it.
     """
-    return getattr(masking_utils, "packed_sequence_compatibility_function", None)
+    return getattr(masking_utils, "remap_positions_for_packed_sequence", None)

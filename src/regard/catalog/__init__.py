@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
 from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
+from regard.base.printing import Listing
 from regard.catalog.entry import CatalogEntry
 
 __all__ = ["CatalogEntry", "mechanism", "mechanisms"]
@@ -21,14 +23,32 @@ KERNEL = (
 )
 
 
-@cache
-def mechanisms() -> dict[str, CatalogEntry]:
+class Mechanisms(Listing[CatalogEntry]):
+    """The mechanisms of the catalog by name; printed, a line for each."""
+
+    title = "mechanisms; rg.mechanism(name) has formula, paper and cost"
+    header = ("name", "what it is", "family", "paper")
+
+    def row(self, name: str, value: CatalogEntry) -> tuple[str, ...]:
+        return name, value.summary, value.family, value.paper
+
+    def __repr__(self) -> str:
+        return "\n".join([f"{len(self)} {self.title}", *textwrap.wrap(", ".join(self), 100)])
+
+
+def mechanisms() -> Mechanisms:
     """All mechanisms by name, in alphabetical order.
 
     >>> entries = mechanisms()
     >>> list(entries) == sorted(entries), entries["alibi"].paper
     (True, 'Press, Smith & Lewis 2022, arXiv:2108.12409')
     """
+    return Mechanisms(_entries())
+
+
+@cache
+def _entries() -> dict[str, CatalogEntry]:
+    """The entry of each file of this folder, by name."""
     names = [module.name for module in iter_modules(__path__) if module.name != "entry"]
     return {name: import_module(f"{__name__}.{name}").MECHANISM for name in sorted(names)}
 

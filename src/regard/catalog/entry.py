@@ -13,6 +13,7 @@ from torch import Tensor
 
 from regard.attention import Mechanism
 from regard.base.errors import RegardError, nearest
+from regard.base.html_table import html_table
 from regard.base.shapes import Sizes
 from regard.pieces.call_tensors import needs_of
 
@@ -71,6 +72,13 @@ class CatalogEntry:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise RegardError(f"CatalogEntry(family={self.family!r}): {nearest(self.family, FAMILIES)}")
+
+    def __repr__(self) -> str:
+        return f"CatalogEntry({self.name!r}: {self.summary})"
+
+    def _repr_html_(self) -> str:
+        facts = {name: getattr(self, name) for name in ("summary", "formula", "paper", "cost", "family", "signature")}
+        return html_table(self.name, (), list(facts.items()), self.disagree)
 
     @property
     def name(self) -> str:

@@ -24,6 +24,7 @@ from regard.stats import Offsets
 from regard.stats.numbering import head_name
 from regard.stats.profile import LayerProfile, ModelProfile
 from regard.stats.roles import KINDS, Role, RoleTable
+from regard.stats.statistics import Allowed, AtOffsets
 from regard.stats.text_reading import TextReading
 
 #: Colors of roles: light enough for black numbers, and distinct with color blindness (Okabe and Ito, lightened).
@@ -126,7 +127,8 @@ def received_bars(profile: ModelProfile, layer_index: int) -> Any:
 
 def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
     """The share of each head's weight by offset, from 8 tokens before to 8 after: one small chart per head."""
-    shares = weights.summarize(Offsets())[0][batch].cpu() / weights.shape[2]
+    offset_sums, allowed = weights.summarize(Offsets(), Allowed(weights))
+    shares = AtOffsets().per_head(offset_sums, allowed)[batch].cpu()
     H, width = shares.shape
     cols = min(H, 6)
     rows = -(-H // cols)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.attention import Attention
 from regard.base.context import ContextFlag
 from regard.base.positions import Positions
-from regard.base.shapes import at_least_float32
+from regard.base.shapes import at_least_float32, has_numbers
 from regard.edits.layer_edits import CallEdits, EditedTile, LayerEdits
 from regard.hf.masks.graph_masks import GraphMask
 from regard.hf.masks.mask_tensors import Recognized, recognize
@@ -38,6 +38,8 @@ from regard.pieces.tensor_bias import LearnedBias, bias_of
 
 #: The reason for models on the meta device.
 NO_NUMBERS = "its tensors are on the meta device and hold no numbers; load the model's weights first"
+#: The reason for calls whose tensors are those of a transform.
+TRANSFORMED = "it ran inside of torch.func or torch.export, where its tensors hold no numbers to keep"
 #: The backend of modules that call torch's fused attention directly.
 DIRECT = "F.scaled_dot_product_attention"
 #: The backend of modules that call torch's function of multi-head attention directly.
@@ -63,6 +65,12 @@ PACKING = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "se
 
 class Untranslatable(Exception):
     """The reason why a call cannot be turned into an `Attention`."""
+
+
+def check_numbers(tensor: Tensor) -> None:
+    """Raise `Untranslatable` for the tensor of a call whose numbers cannot be read."""
+    if not has_numbers(tensor):
+        raise Untranslatable(NO_NUMBERS if tensor.is_meta else TRANSFORMED)
 
 
 @dataclass(frozen=True, eq=False)

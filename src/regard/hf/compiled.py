@@ -8,6 +8,7 @@ A call that the operator cannot compute breaks the graph, and runs as without a 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch.compiler import assume_constant_result
 from transformers import masking_utils as theirs
 
 from regard.base.shapes import in_autocast_dtype
-from regard.base.versions import packing_function
+from regard.base.versions import remapping_function
 from regard.engine.kernel.library import load_fast
 from regard.engine.kernel.operator import OPERATOR
 from regard.engine.ring import Ring
@@ -112,7 +113,7 @@ def graph_mask(
     """
     is_marked = hasattr(mask_function, "regard_packing")
     function, groups = mask_function.regard_packing if is_marked else (mask_function, None)  # type: ignore[attr-defined]
-    if use_vmap or function is None or not any(function.__code__ is code for code in RANGES):
+    if use_vmap or not _may_be_range(function):
         return False, None
     is_range, is_causal, size = _range(function)
     if not is_range:
@@ -143,25 +144,57 @@ def _has_kernels() -> bool:
 def mark_mask_functions() -> None:
     """Let graphs know the mask functions that hold tensors.
 
-    torch's compiler cannot look into a closure that holds a tensor. So while it traces, two functions of transformers
-    are replaced by equal ones that also write to `regard_packing` of their result: a mask function of distances, and
-    the number of the packed sequence of each token (B, n). Inside a sequence, positions that count from its start have
-    the same distances, so the two say everything.
+    torch's compiler cannot look into a closure that holds a tensor. So while it traces, functions of transformers are
+    replaced by equal ones that also write to `regard_packing` of their result: a mask function of distances (None if
+    there is none), and the number of the packed sequence of each token (B, n), or None. Inside a sequence, positions
+    that count from its start have the same distances, so the two say everything.
     """
+    replace, and_masks = torch.compiler.substitute_in_graph, _copied(theirs.and_masks)
+    of_sequences = _copied(theirs.packed_sequence_mask_function)
 
-    def packed(mask_function: Function, position_ids: Tensor, packed_sequence_mask: Tensor) -> Any:
-        function = theirs.and_masks(
-            theirs.packed_sequence_mask_function(packed_sequence_mask),
-            theirs.remap_positions_for_packed_sequence(mask_function, position_ids),
-        )
-        function.regard_packing = (mask_function, packed_sequence_mask)
+    @replace(theirs.packed_sequence_mask_function)
+    def packed(packed_sequence_mask: Tensor) -> Any:
+        function = of_sequences(packed_sequence_mask)
+        function.regard_packing = (theirs.bidirectional_mask_function, packed_sequence_mask)
         return function
 
-    if (original := packing_function(theirs)) is not None:
-        torch.compiler.substitute_in_graph(original)(packed)
+    @replace(theirs.and_masks)
+    def joined(*mask_functions: Any) -> Any:
+        function, inside, groups, is_marked = and_masks(*mask_functions), [], None, False
+        for part in mask_functions:
+            if hasattr(part, "regard_packing"):
+                is_marked, groups = True, part.regard_packing[1] if groups is None else groups
+                part = part.regard_packing[0]
+            if _may_be_range(part):
+                inside.append(part)
+        if is_marked:
+            is_known = len(inside) == len(mask_functions)
+            function.regard_packing = (and_masks(*inside) if is_known else None, groups)
+        return function
 
-    @torch.compiler.substitute_in_graph(theirs.chunked_causal_mask_function)
+    if (original := remapping_function(theirs)) is not None:
+        remap = _copied(original)
+
+        @replace(original)
+        def remapped(mask_function: Function, position_ids: Tensor) -> Any:
+            function = remap(mask_function, position_ids)
+            function.regard_packing = (mask_function if _may_be_range(mask_function) else None, None)
+            return function
+
+    @replace(theirs.chunked_causal_mask_function)
     def chunked(chunk_size: int, left_padding: Tensor) -> Any:
-        function = theirs.and_masks(theirs.chunked_overlay(chunk_size, left_padding), theirs.causal_mask_function)
+        function = and_masks(theirs.chunked_overlay(chunk_size, left_padding), theirs.causal_mask_function)
         function.regard_packing = (None, None)  # no range of distances
         return function
+
+
+def _may_be_range(function: Any) -> bool:
+    """Whether a mask function may be a range of distances, and is not marked: `_range` reads it."""
+    if function is None or hasattr(function, "regard_packing"):
+        return False
+    return any(function.__code__ is code for code in RANGES)
+
+
+def _copied(function: Any) -> Function:
+    """A function of transformers that graphs do not replace; what it returns has the code that `RANGES` knows."""
+    return FunctionType(function.__code__, function.__globals__, function.__name__, closure=function.__closure__)

@@ -21,7 +21,7 @@ from regard.attention import Prepared, scores
 from regard.attention_output import attend_listeners
 from regard.base.context import ContextItems
 from regard.base.errors import RegardError
-from regard.base.shapes import at_least_float32, grouped_values, without_autocast
+from regard.base.shapes import at_least_float32, grouped_values, has_numbers, without_autocast
 from regard.edits.layer_edits import Pairs
 from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
 from regard.pieces.grid import Grid
@@ -125,7 +125,8 @@ def as_mistakes(module: object) -> Iterator[None]:
 
 
 def allows_one(call: AttentionCall, pairs: Pairs, start: int, first: int) -> bool:
-    """Whether the mask of a call allows one of the pairs; True if there are too many to ask for each.
+    """Whether the mask of a call allows one of the pairs; True if there are too many to ask for each, or if torch.vmap
+    hides the numbers of the mask.
 
     `start` and `first` are the numbers of the first query and key of the call in the whole sequence.
     """
@@ -141,7 +142,8 @@ def allows_one(call: AttentionCall, pairs: Pairs, start: int, first: int) -> boo
     whole = Grid.whole(translation.positions, B, H, I, call.query.device)
     at = torch.tensor([n - start for n in queries]), torch.tensor([n - first for n in keys])
     entries = whole.batch[pairs.batch.contain(whole.batch)]
-    return bool(mask.allowed(Grid(entries, whole.head, whole.query[at[0]], whole.key[at[1]])).any())
+    allowed = mask.allowed(Grid(entries, whole.head, whole.query[at[0]], whole.key[at[1]]))
+    return not has_numbers(allowed) or bool(allowed.any())
 
 
 @dataclass(frozen=True, eq=False)
@@ -245,7 +247,8 @@ def _run_block(
     block: Any, queries: Tensor, tensors: tuple[Tensor, ...], call: AttentionCall
 ) -> tuple[Tensor, Tensor | None]:
     """A block of rows; if it has gradients, its weights are computed again in the backward pass."""
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    is_transformed = torch._C._are_functorch_transforms_active()  # torch.func has no checkpoints
+    if not is_transformed and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return checkpoint(block, queries, *tensors, use_reentrant=False)  # type: ignore[return-value]
     output, weights = block(queries, *tensors)
     return output, weights if call.backend == EAGER else None

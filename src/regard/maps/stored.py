@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from regard.attention import Attention, Prepared
@@ -22,7 +23,9 @@ from regard.base.positions import Positions
 from regard.base.spans import Spans
 from regard.base.whole_files import whole_file
 from regard.maps.attention_map import AttentionMap
+from regard.maps.changed_map import QuerySample
 from regard.maps.dense_map import DenseMap
+from regard.maps.reductions import KeyTotals
 from regard.maps.scored_map import ScoredMap
 from regard.pieces.bias import Bias
 from regard.pieces.contents import kind_of
@@ -52,6 +55,18 @@ LINEAR = "torch.nn:Linear"
 SLOTS = ("score", "position", "bias", "mask", "normalizer")
 #: The score of a map that versions 1 and 2 stored weight by weight: its queries are the weights.
 TABLE = {"piece": "regard.maps.stored:Table", "fields": {}}
+#: What a damaged file raises while its parts are read, and put together.
+DAMAGE = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ImportError,
+    RecursionError,
+    RuntimeError,
+    ArithmeticError,
+    MemoryError,
+)
 #: The largest map, in bytes, that is stored weight by weight if its pieces cannot be named.
 LARGEST_TABLE = 256 << 20
 
@@ -98,9 +113,24 @@ def load_map(path: str | os.PathLike[str]) -> AttentionMap:
     if about.get("format") != "regard map" or about.get("version", "") not in [str(n) for n in range(1, VERSION + 1)]:
         raise RegardError(f"load_map: {path} is no map of version {VERSION} or earlier. Write maps with save_map.")
     try:
-        return _from_header(json.loads(about["map"]), tensors)
-    except (LookupError, TypeError, ValueError, AttributeError, ImportError, RecursionError, RuntimeError) as error:
-        raise RegardError(f"load_map: {path} is damaged: {error}.") from None
+        weights = _from_header(json.loads(about["map"]), tensors)
+        _check_readable(weights)
+    except DAMAGE as error:
+        raise RegardError(f"load_map: {path} is damaged: {error or type(error).__name__}.") from None
+    return weights
+
+
+@torch.no_grad()
+def _check_readable(weights: AttentionMap) -> None:
+    """Raise the error of a map whose parts do not fit each other: read its first and its last row in two ways."""
+    if isinstance(weights, ScoredMap):
+        (B, H, I, _), J, grid = weights._prepared.query.shape, weights._prepared.key.shape[2], weights.grid
+        if (grid.batch.shape, grid.head.shape, grid.query.shape, grid.key.shape) != ((B,), (H,), (I,), (J,)):
+            raise ValueError("the positions of its queries and keys do not fit its tensors")
+    if 0 not in weights.shape:
+        rows = torch.tensor(sorted({0, weights.shape[2] - 1}))
+        weights.tile(rows=rows)
+        QuerySample(weights, rows).summarize(KeyTotals())
 
 
 class _Unnamed(Exception):

@@ -14,6 +14,7 @@ from regard.attention import Attention, Mechanism, Prepared, scores
 from regard.attention_output import attend_editors
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
+from regard.base.printing import folded_repr
 from regard.base.shapes import Sizes, grouped_values, to_device, without_autocast
 from regard.base.spans import Spans
 from regard.engine.decoding import decode
@@ -104,6 +105,7 @@ class ProjectedKV:
     mask: Mask | None = None
     rows: Rows | None = None
     _prepared: dict[bool, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    __repr__ = folded_repr
 
     @property
     def length(self) -> int:

@@ -136,6 +136,9 @@ class DecoderCache:
 
     keys: tuple[ProjectedKV, ...]
 
+    def __repr__(self) -> str:
+        return f"DecoderCache({len(self.keys)} layers, {self.length} tokens)"
+
     @property
     def length(self) -> int:
         return self.keys[0].length

@@ -12,6 +12,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +47,8 @@ class Normalizer(Piece):
     right if a weight depends on its own score only.
 
     A subclass of another normalizer with a `row_statistic` or `weights` of its own inherits none of these facts about
-    its weights: it says `row_sum`, `is_linear` and `merge_refusal` again.
+    its weights: it says `row_sum`, `is_linear` and `merge_refusal` again. It may not override `normalize_rows` alone,
+    which computes both at once for whole rows.
 
     >>> import torch, regard as rg
     >>> scores, columns = torch.zeros(1, 1, 1, 4), torch.arange(4)
@@ -153,13 +155,15 @@ class Normalizer(Piece):
         """Refuse sizes that do not fit the normalizer."""
 
 
+#: The methods that say what a normalizer computes.
+RULES = ("row_statistic", "weights", "tempered", "finish")
+#: Methods for whole rows or tiles. Engines and maps that need another part of a row read the rules.
+SHORTCUTS = ("log_weights", "tile_weights", "normalize_rows", "normalize_with_logs", "rows_with_logs")
 set_promises(
     Normalizer,
-    rules={"row_statistic", "weights", "tempered"},
-    promises={
-        *("has_shares", "is_linear", "merge_refusal", "as_softmax", "restated"),
-        *("log_weights", "normalize_rows", "normalize_with_logs", "rows_with_logs"),
-    },
+    rules={*RULES},
+    promises={"has_shares", "is_linear", "merge_refusal", "as_softmax", "restated", *SHORTCUTS},
+    shortcuts=SHORTCUTS,
     row_sum=None,
 )
 
@@ -393,6 +397,14 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
             raise RegardError(
                 f"LearnedSink: made for {self.sink.shape[0]} heads, the query has {sizes.H}. Create it for {sizes.H}."
             )
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in (*RULES, *SHORTCUTS):
+            raise RegardError(
+                f"LearnedSink.{name} = ...: engines read the rule of the class, so a method of one instance cannot be "
+                f"replaced. Define a subclass with this method: class Own(LearnedSink): def {name}(self, ...)."
+            )
+        super().__setattr__(name, value)
 
     def extra_repr(self) -> str:
         return str(self.sink.shape[0])

@@ -9,7 +9,7 @@ from regard.pieces.piece import by_class
 from regard.reference.basics import Array, undefined
 
 
-@by_class("row_statistic", "weights", "tempered", "normalize_rows")
+@by_class(*normalizer.RULES, *normalizer.SHORTCUTS)
 def normalize(piece: object, s: Array, allowed: Array, h: int) -> Array:
     """Scores (I, J) and allowed pairs (I, J) of query head `h` -> weights (I, J)."""
     raise undefined("normalize", piece)

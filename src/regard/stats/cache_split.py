@@ -15,6 +15,7 @@ from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
 from regard.stats.profile import one_text
 from regard.stats.roles import Role
+from regard.stats.statistics import Allowed, mean_of_rows
 
 
 def beyond_cache(sinks: int, window: int) -> MassWhere:
@@ -158,9 +159,10 @@ def cache_split(
     """Split the heads of a causal model: those that need the whole cache, and those that need its ends.
 
     b_h = mean_i sum_j w_ij over the keys j with j >= sinks and i - j >= window, for the queries i >= sinks + window,
-    which have such keys. A head with b_h >= `least` needs the whole cache; the others are streaming heads, which keep
-    the first `sinks` keys (Xiao et al. 2023, arXiv:2309.17453) and the last `window`. `groups` is the number of query
-    heads that share a key head, by module path (default 1): a key head is kept whole if one of them needs it.
+    which have such keys; those that padding leaves no key are left out. A head with b_h >= `least` needs the whole
+    cache; the others are streaming heads, which keep the first `sinks` keys (Xiao et al. 2023, arXiv:2309.17453) and
+    the last `window`. `groups` is the number of query heads that share a key head, by module path (default 1): a key
+    head is kept whole if one of them needs it.
 
     DuoAttention (Xiao et al. 2024, arXiv:2410.10819) learns this split by training a gate for each head on passkeys;
     here it is read from the weights on one text, so it costs one run, and depends on that text. The weight that a
@@ -188,8 +190,9 @@ def cache_split(
     for number, (name, weights) in zip(layer_numbers(maps, numbers), maps.items(), strict=True):
         length, group = weights.shape[3], (groups or {}).get(name, 1)
         _check(name, weights, sinks + window, group)
-        (beyond,) = one_text("cache_split", weights, batch).summarize(beyond_cache(sinks, window))
-        mean = beyond[0, :, sinks + window :].mean(-1).cpu()
+        text_map = one_text("cache_split", weights, batch)
+        parts = text_map.summarize(beyond_cache(sinks, window), Allowed(text_map))
+        mean = mean_of_rows(*(part[0, :, sinks + window :] for part in parts)).cpu()
         layers[name] = LayerSplit(number, mean, group, least)
     return KeyHeadSplit(sinks, window, least, layers, length)
 

@@ -18,7 +18,7 @@ from regard.pieces.mask import window
 from regard.stats.numbering import layer_numbers
 from regard.stats.profile import one_text
 from regard.stats.roles import may_attend
-from regard.stats.statistics import Allowed, Offsets
+from regard.stats.statistics import Allowed, Offsets, mean_of_rows
 
 # `patterns` scores how local, global, distributed and block-like every head is, each from 0 to 1.
 
@@ -99,15 +99,15 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
     )
     # p_i is from 1 to n_i but for rounding; where a row has no key, 1 / squares would be infinite
     effective = (1 / squares.clamp_min(torch.finfo(torch.float32).tiny)).clamp(1.0).minimum(allowed.clamp_min(1))
-    has_choice, num_rows = allowed > 1, (allowed > 0).sum(-1).clamp_min(1)
+    has_choice = allowed > 1
     distributed = ((effective - 1) / (allowed - 1).clamp_min(1) * has_choice).sum(-1) / has_choice.sum(-1).clamp_min(1)
     blocks = torch.stack([_block(mass, offsets, lengths) for mass, lengths in zip(inside, divisions, strict=True)])
     scores = (
-        _above(near.sum(-1) / num_rows, near_equal.sum(-1) / num_rows),
+        _above(mean_of_rows(near, allowed), mean_of_rows(near_equal, allowed)),
         _global_keys(received, received_equal),
         distributed,
         blocks.amax(0),
-        (effective / allowed.clamp_min(1) * (allowed > 0)).sum(-1) / num_rows,
+        mean_of_rows(effective / allowed.clamp_min(1), allowed),
     )
     return LayerPatterns(*(score[0].cpu() for score in scores))
 
@@ -312,8 +312,7 @@ def _layer(weights: AttentionMap, number: int, within: int) -> LayerLocality:
     (allowed,) = weights.summarize(Allowed(weights))
     near_keys = MassWhere(window(within + 1))  # window(w) is |i - j| < w
     distance, (near, equal) = weights.summarize(Distance(), WithEqualWeights(near_keys, weights, allowed))
-    num_rows = (allowed > 0).sum(-1).clamp_min(1)
-    return LayerLocality(number, within, *((part.sum(-1) / num_rows)[0].cpu() for part in (distance, near, equal)))
+    return LayerLocality(number, within, *(mean_of_rows(part, allowed)[0].cpu() for part in (distance, near, equal)))
 
 
 # Contact maps: which residues of a protein an attention head couples.

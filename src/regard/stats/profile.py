@@ -257,12 +257,15 @@ def one_text(operation: str, weights: AttentionMap, batch: int) -> AttentionMap:
 def _negative(weights: AttentionMap) -> float | None:
     """The share of |weight| that is negative, as the mean over queries and heads; None if no weight can be.
 
-    `weights` is a result of `one_text`: a signed map is in a `ShareMap`, whose `signs.negative` are sums below 0.
+    Rows without weight have no such share. `weights` is a result of `one_text`: a signed map is in a `ShareMap`, whose
+    `signs.negative` are sums below 0.
     """
     shares = weights.source if isinstance(weights, HeadMean) else weights
     if not isinstance(shares, ShareMap) or not shares.source.is_signed:
         return None
-    return float((-shares.signs.negative / shares.totals.masked_fill(shares.totals == 0, 1.0)).mean())
+    has_weight = shares.totals != 0
+    negative = -shares.signs.negative[has_weight] / shares.totals[has_weight]
+    return float(negative.mean()) if negative.numel() else 0.0
 
 
 def _layer(
@@ -284,7 +287,8 @@ def _layer(
     further_results = results[len(shared) : len(shared) + len(further)]
     statistic_results, values = iter(results[len(shared) + len(further) :]), {}
     for statistic, reductions in zip(statistics, statistic_reductions, strict=True):
-        values[statistic.name] = statistic.per_head(*(next(statistic_results) for _ in reductions))[0].cpu()
+        of_statistic = (next(statistic_results) for _ in reductions)
+        values[statistic.name] = statistic.per_head(*of_statistic, allowed)[0].cpu()
     links = RowLinks(links.weights[0].cpu(), links.keys[0].cpu())
     received, similarity, allowed, agreement = (r[0].cpu() for r in (received, similarity, allowed, agreement))
     counts = {statistic.name: statistic.counted(allowed) for statistic in statistics}
@@ -498,8 +502,9 @@ class HeadTable:
                 LayerTable(layer["name"], _tensors(layer["means"]), _tensors(layer["counts"]), int(layer["number"]))
                 for layer in data["layers"]
             ]
+            _check_layers(layers)
             return HeadTable(layers, int(data["documents"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
             raise RegardError(
                 f"HeadTable.from_json: the data are not a table ({type(error).__name__}: {error}). "
                 "Give the result of HeadTable.to_json."
@@ -517,6 +522,20 @@ class HeadTable:
                 cells = " ".join(f"{float(layer.means[name][head]):11.3f}" for name in names)
                 lines.append(f"{layer.number:5d} {head:4d} {cells}")
         return "\n".join(lines)
+
+
+def _check_layers(layers: list[LayerTable]) -> None:
+    """Refuse layers of other statistics than the first, and means without a count of at least 0 for each head."""
+    if not layers or not layers[0].means:
+        raise ValueError("it has no statistics")
+    for layer in layers:
+        if not layers[0].means.keys() == layer.means.keys() == layer.counts.keys():
+            raise ValueError(f"the statistics of {layer.name!r} are others than those of the first layer")
+        sizes = {(len(mean), *layer.counts[name].shape) for name, mean in layer.means.items()}
+        if len(sizes) > 1 or any(len(size) != 2 or size[0] != size[1] for size in sizes):
+            raise ValueError(f"the means and counts of {layer.name!r} are not of the same heads")
+        if not all(bool((count >= 0).all()) for count in layer.counts.values()):
+            raise ValueError(f"a count of {layer.name!r} is below 0")
 
 
 def _layout(table: HeadTable) -> list[tuple[str, dict[str, torch.Size]]]:

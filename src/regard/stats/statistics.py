@@ -212,6 +212,8 @@ computes(Agreement, _of_agreement)
 class HeadStatistic(ABC):
     """The base class of the statistics of heads. A new statistic is one subclass; pass it to `profile(statistics=)`.
 
+    A mean over queries leaves out those without a key: an empty row has no weights to describe.
+
     `name` is the title of its column, `meaning` a phrase for readers, with the unit. `label` is its name in plain words
     on the page. `regard analyze --table` prints it with `digits` decimal places, or not if these are None.
 
@@ -237,12 +239,22 @@ class HeadStatistic(ABC):
         """The reductions to compute over the map; `special` are the indices of special keys such as [CLS]."""
 
     def per_head(self, *results: Any) -> Tensor:
-        """Reduce the results of `reductions`, each for all queries (B, H, I), to (B, H); by default their mean."""
-        return results[0].mean(-1)
+        """Reduce the results of `reductions`, each for all queries (B, H, I), to (B, H).
+
+        The last result counts the keys of each query, (B, H, I). By default this is the mean of the first result over
+        the queries that have a key.
+        """
+        return mean_of_rows(results[0], results[-1])
 
     def counted(self, allowed: Tensor) -> Tensor:
         """The number of queries that `per_head` averages, (H,); `allowed` (H, I) counts the keys of each query."""
-        return torch.full(allowed.shape[:1], float(allowed.shape[1]), dtype=torch.float32)
+        return (allowed > 0).sum(-1)
+
+
+def mean_of_rows(rows: Tensor, allowed: Tensor) -> Tensor:
+    """The mean of `rows` (..., I) over the queries that have a key; 0 if none has one. `allowed` counts their keys."""
+    has_key = allowed > 0
+    return rows.where(has_key, 0.0).sum(-1) / has_key.sum(-1).clamp_min(1)
 
 
 @dataclass(frozen=True)
@@ -262,7 +274,7 @@ class MeanEntropy(HeadStatistic):
 class Evenness(HeadStatistic):
     """Mean over queries of entropy / log n_i, with n_i the keys that query i may attend to.
 
-    1 is a uniform row. Queries with a single key are left out; a head without other queries gets 0.
+    1 is a uniform row. Queries with a single key are left out too; a head without other queries gets 0.
     """
 
     name: ClassVar[str] = "evenness"
@@ -270,7 +282,7 @@ class Evenness(HeadStatistic):
     meaning: ClassVar[str] = "entropy as a share of the largest possible entropy: 1 if all tokens have equal weight"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
-        return Entropy(), Allowed(weights)
+        return (Entropy(),)
 
     def per_head(self, *results: Any) -> Tensor:
         entropy, allowed = results
@@ -338,8 +350,8 @@ class Elsewhere(HeadStatistic):
         return Entropy(), WeightOnKeys(tuple(sorted({0, *special})))
 
     def per_head(self, *results: Any) -> Tensor:
-        entropy, (mass, part) = results  # part: what the excluded keys contribute to the entropy
-        return entropy_of_rest(entropy, mass, part).mean(-1)
+        entropy, (mass, part), allowed = results  # part: what the excluded keys contribute to the entropy
+        return mean_of_rows(entropy_of_rest(entropy, mass, part), allowed)
 
 
 def entropy_of_rest(entropy: Tensor, mass: Tensor, part: Tensor) -> Tensor:
@@ -526,11 +538,11 @@ class AtOffsets(HeadStatistic):
     meaning: ClassVar[str] = "share of the weight at offsets -8 to 8"
 
     def reductions(self, weights: AttentionMap, special: Sequence[int]) -> tuple[Reduction, ...]:
-        return Offsets(), Allowed(weights)
+        return (Offsets(),)
 
     def per_head(self, *results: Tensor) -> Tensor:
-        offsets, allowed = results  # offsets are sums over the queries, and the last axis of `allowed` counts these
-        return offsets / allowed.shape[-1]
+        offsets, allowed = results  # offsets are sums over the queries
+        return offsets / (allowed > 0).sum(-1, keepdim=True).clamp_min(1)
 
 
 @checked

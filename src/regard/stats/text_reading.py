@@ -212,17 +212,18 @@ def nearby_shares(reading: TextReading, name: str) -> Iterator[HeadValue]:
     """A statistic of `NEARBY` for every head, over the queries whose target exists and is not the first token.
 
     The queries of the reading must be all its tokens, not the last ones after a cache. The statistic is a mean over all
-    queries, so the weight of the query whose target is the first token is subtracted.
+    queries that have a key, so the weight of the query whose target is the first token is subtracted.
     """
-    count = len(reading.profile.query_tokens)
-    query = {"previous": 1, "itself": 0}.get(name, count)  # the query whose target is the first token; none for "next"
-    at_first = reading.rows(query) if query < count else None
-    # no target: the query 0 for "previous", the last query for "next"
-    num_queries = max(count - (2 if name == "previous" else 1), 1)
+    last = len(reading.profile.query_tokens) - 1
+    query = {"previous": 1, "itself": 0}.get(name, last + 1)  # whose target is the first token; none for "next"
+    at_first = reading.rows(query) if query <= last else None
+    left_out = {"previous": [0, 1], "itself": [0]}.get(name, [last])  # without a target, or with the first token
     for index, layer in enumerate(reading.profile.layers):
-        for head, mean in enumerate(layer.values[name].tolist()):
+        counts = layer.counts[name]
+        num_queries = (counts - (layer.allowed[:, left_out[: last + 1]] > 0).sum(-1)).clamp_min(1).tolist()
+        for head, total in enumerate((layer.values[name].double() * counts).tolist()):
             on_first = 0.0 if at_first is None else float(at_first[index][head, 0])
-            yield HeadValue((mean * count - on_first) / num_queries, layer.number, head)
+            yield HeadValue((total - on_first) / num_queries[head], layer.number, head)
 
 
 def entropies_outside(profile: ModelProfile) -> Iterator[HeadValue]:

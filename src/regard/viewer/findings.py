@@ -204,6 +204,7 @@ def is_positional(layer: LayerProfile, head: int, link: Link) -> bool:
     """
     queries, offset = torch.arange(layer.links.keys.shape[1]), link.key - link.query
     others = (queries != link.query) & (queries + offset >= 0) & (queries + offset < layer.received.shape[-1])
+    others &= layer.allowed[head] > 0
     at_offset = layer.links.keys[head] - queries[:, None] == offset
     weights = (layer.links.weights[head] * at_offset).sum(-1)[others]
     return len(weights) >= EVIDENCE and float(weights.mean()) >= link.weight / 2
@@ -398,7 +399,7 @@ def nearby(reading: TextReading) -> Iterator[Card]:
         return
     names = [name for name in NEARBY if name in profile.layers[0].values]
     best, name = max(((max(nearby_shares(reading, name)), name) for name in names), default=(None, ""))
-    even = max(float((1 / layer.allowed[:, 1:]).mean()) for layer in profile.layers)
+    even = max(float(_equal_weights(layer.allowed[:, 1:]).mean()) for layer in profile.layers)
     if best is None or best.value < max(LABEL, even + MARGIN):
         return
     short = len(profile.tokens) - len(profile.special) <= QUERIES
@@ -443,14 +444,18 @@ def _received(profile: ModelProfile) -> tuple[torch.Tensor, float, bool]:
     they would give that to every key.
 
     A query that may attend to n keys gives 1 / n to each; `layer.allowed` (H, I) are these n. No key gets more than the
-    mean of 1 / n over all queries.
+    mean of 1 / n over all queries. Queries without a key have no weight to give.
     """
-    num_heads = sum(layer.num_heads for layer in profile.layers)
-    num_queries = len(profile.query_tokens)
+    num_rows = sum(int((layer.allowed > 0).sum()) for layer in profile.layers)
     total = torch.stack([layer.received.double().sum(0) for layer in profile.layers]).sum(0)
-    even = sum(float((1 / layer.allowed.clamp_min(1)).mean(-1).sum()) for layer in profile.layers)
+    even = sum(float(_equal_weights(layer.allowed).sum()) for layer in profile.layers)
     same = all(bool((layer.allowed == len(profile.tokens)).all()) for layer in profile.layers)
-    return total / (num_heads * num_queries), even / num_heads, same
+    return total / max(1, num_rows), even / max(1, num_rows), same
+
+
+def _equal_weights(allowed: torch.Tensor) -> torch.Tensor:
+    """1 / n of each query that has n > 0 keys; (queries with a key,)."""
+    return 1 / allowed[allowed > 0]
 
 
 def _binned(shares: torch.Tensor) -> list[float]:

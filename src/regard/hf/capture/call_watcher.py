@@ -20,10 +20,9 @@ from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import functional as F
 
 from regard.attention_output import attend_listeners
-from regard.base.shapes import has_numbers
 from regard.base.upper_layers import upper_layer
 from regard.hf.attention_modules import OF_TORCH, ChosenLayers, is_called_attention, names_called
-from regard.hf.calls import DIRECT, MULTIHEAD, AttentionCall, Untranslatable
+from regard.hf.calls import DIRECT, MULTIHEAD, TRANSFORMED, AttentionCall, Untranslatable
 from regard.hf.capture.captured_calls import ModuleCalls, NotCaptured
 from regard.hf.capture.generation_steps import StepOptions
 from regard.hf.capture.kept_calls import Check, KeptCall
@@ -51,7 +50,6 @@ INSIDE = (
     *(f"{Path(sys.modules[name].__file__ or '').parent}{os.sep}" for name in ("torch", "regard")),
     "<eval_with_key>",
 )
-TRANSFORMED = "it ran inside of torch.func or torch.export, where its tensors hold no numbers to keep"
 SCRIPTED = "it is TorchScript, which runs without Python; call the module that was scripted or traced"
 REPLACED = (
     "it changes this module of torch, in which no function is observed, since that would change its outputs; put the "
@@ -322,7 +320,7 @@ class CallWatcher(Watcher):
     def _capture(self, name: str, observed: ObservedCall) -> KeptCall:
         """A capture with tensors of its own: a user may change them in place, as the next step of a cache does."""
         output = observed.output
-        if not output.is_meta and (is_functorch_wrapped_tensor(output) or not has_numbers(output)):
+        if is_functorch_wrapped_tensor(output):
             raise Untranslatable(TRANSFORMED)
         capture = super()._capture(name, observed)
         capture.own_tensors()

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from regard.attention import Attention, Prepared
 from regard.base.errors import RegardError
@@ -52,6 +53,8 @@ def _is_static(call: AttentionCall) -> bool:
     """
     if hasattr(call.key, "_dynamo_static_input_type"):
         return True
+    if is_functorch_wrapped_tensor(call.key):  # without a storage that can be read
+        return False
     place = call.key.untyped_storage().data_ptr()
     return call.backend == DIRECT and any(b.untyped_storage().data_ptr() == place for b in call.module.buffers())
 

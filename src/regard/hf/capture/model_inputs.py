@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.printing import folded_repr
 from regard.hf.names import cache_in, cached_length
 
 #: Inputs that a picture of the attention shows, and the inputs that say where their tokens are.
@@ -100,6 +101,7 @@ class ModelInputs:
 
     config: Any = None
     values: Mapping[str, Tensor] = field(default_factory=dict)
+    __repr__ = folded_repr
 
     @property
     def is_pictured(self) -> bool:

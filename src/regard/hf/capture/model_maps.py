@@ -21,7 +21,7 @@ from regard.hf.capture.captured_calls import ATTENTION, ModuleCalls, NotCaptured
 from regard.hf.capture.head_parts import CallParts, KeptParts
 from regard.hf.capture.kept_calls import Check, KeptCall, NoValues, values_reader
 from regard.hf.capture.model_inputs import ModelInputs, ReadTexts
-from regard.hf.capture.module_statistics import ModuleStatistics
+from regard.hf.capture.module_statistics import Statistics
 from regard.hf.output_projections import UnreadableMatrix
 from regard.hf.token_labels import token_labels
 from regard.maps.attention_map import AttentionMap
@@ -364,7 +364,7 @@ class WatchedAttention(HoldsMaps):
         return {name: self._parts[name].kind for name in self.names}
 
     @property
-    def statistics(self) -> dict[str, ModuleStatistics]:
+    def statistics(self) -> Statistics:
         """Module path -> the results of the reductions, after watch(keep="statistics")."""
         statistics = {name: self._parts[name].statistics for name in self.names}
         kept = {name: of_module for name, of_module in statistics.items() if of_module is not None}
@@ -373,7 +373,7 @@ class WatchedAttention(HoldsMaps):
                 "seen.statistics: queries and keys were kept, not statistics. Compute them from a map, "
                 "seen[name].summarize(*reductions), or watch again with watch(model, keep='statistics')."
             )
-        return kept
+        return Statistics(kept)
 
     @property
     def missing(self) -> dict[str, str]:

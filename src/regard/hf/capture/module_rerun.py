@@ -21,7 +21,7 @@ from regard.attention import Attention
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, grouped_values, spread_indices
-from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, NO_NUMBERS, Untranslatable
+from regard.hf.calls import ADAPTED, DIRECT, MULTIHEAD, Untranslatable, check_numbers
 from regard.hf.capture.kept_calls import TOLERANCE, Check, KeptCall, LazyCall, NoValues, values_of_product
 from regard.hf.capture.softmax_trace import SOFTMAX, Trace
 from regard.hf.capture.torch_calls import ObservedCall
@@ -154,8 +154,7 @@ class RerunCall(DenseCall):
         keeps_values: bool = False,
     ) -> RerunCall:
         """The call, from the module's inputs, the trace of its run, and its output."""
-        if trace.softmaxes[0].is_meta:
-            raise Untranslatable(NO_NUMBERS)
+        check_numbers(trace.softmaxes[0])
         product = trace.weighted_sum(type(module).__name__)
         number = product.weights.number
         if product.weights.is_wide:
@@ -387,8 +386,7 @@ def returned_call(name: str, observed: ObservedCall, reason: Untranslatable, kee
             else "; model.set_attn_implementation('eager') may return its weights"
         )
         raise Untranslatable(f"{reason}{remedy}")
-    if weights.is_meta:
-        raise Untranslatable(NO_NUMBERS)
+    check_numbers(weights)
     fits = weights.shape == (*call.query.shape[:3], call.value.shape[2]) and not call.drops
     if not fits or weights.numel() * weights.element_size() > attention_map.BUDGET:
         raise Untranslatable(f"{reason}; the weights that it returned cannot be used")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from regard.base.errors import RegardError, nearest
+from regard.base.printing import Listing
 from regard.maps import AttentionMap, Distance, Entropy, KeyTotals, Reduction, TopLinks
 from regard.maps.reductions import State
 
@@ -28,6 +29,15 @@ class ModuleStatistics:
     reductions: tuple[Reduction, ...]
     calls: list[tuple[Any, ...]] = field(default_factory=list)
     _states: list[State | None] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"ModuleStatistics({self.name!r}, {self.results})"
+
+    @property
+    def results(self) -> str:
+        """What was computed, and for how many calls: `Entropy(), KeyTotals() of 2 calls`."""
+        names = ", ".join(map(repr, self.reductions))
+        return f"{names} of {len(self.calls)} call{'s' * (len(self.calls) != 1)}"
 
     @torch.no_grad()
     def add(self, weights: AttentionMap) -> None:
@@ -71,6 +81,15 @@ class ModuleStatistics:
             f"{nearest(name, [type(reduction).__name__ for reduction in self.reductions])} "
             "Name it before the model runs: watch(model, keep='statistics', reductions=[...])."
         )
+
+
+class Statistics(Listing[ModuleStatistics]):
+    """Module path -> the results of its reductions; printed, a line for each module."""
+
+    title, header = "modules with statistics", ("module", "results")
+
+    def row(self, name: str, value: ModuleStatistics) -> tuple[str, str]:
+        return name, value.results
 
 
 def _is_mergeable(reduction: Reduction, weights: AttentionMap) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.base.shapes import spread_indices
 from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, PairEdit, Pairs
 from regard.edits.where import EVERY, Indices
-from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.calls import Untranslatable, check_numbers
 from regard.hf.capture.kept_calls import ROWS, TOLERANCE, Check, KeptCall
 from regard.hf.recurrent.core_calls import READERS, CoreCall, heads_of
 from regard.hf.recurrent.core_functions import core_functions, core_names
@@ -231,8 +231,7 @@ class RecurrentCall(KeptCall):
         keeps_values: bool = False,
     ) -> RecurrentCall:
         """The call, joined to the last one if it begins with its state. A state of zeros begins a text."""
-        if core.output.is_meta:
-            raise Untranslatable(NO_NUMBERS)
+        check_numbers(core.output)
         core = replace(core, value=core.value.detach(), output=core.output.detach())
         if not core.before or not bool(core.before[0].any()):
             return RecurrentCall(name, core, dtype, verified, keeps_values=keeps_values)

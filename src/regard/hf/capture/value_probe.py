@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.base.errors import RegardError
-from regard.hf.calls import NO_NUMBERS, Untranslatable
+from regard.hf.calls import Untranslatable, check_numbers
 from regard.hf.capture.kept_calls import Check, NoValues
 from regard.hf.capture.module_rerun import DenseCall, LastWeights, sampled_rows, snapshot
 from regard.hf.names import ALL_SIDES, COUNTS, COUNTS_BY_HAND, is_of_values, output_names, sides_of
@@ -185,8 +185,7 @@ class ProbedCall(DenseCall):
         original = _first(output)
         if not isinstance(original, Tensor) or not isinstance(run.output, Tensor):
             raise Untranslatable(f"{kind} returns no tensor first, so its weights cannot be measured")
-        if original.is_meta:
-            raise Untranslatable(NO_NUMBERS)
+        check_numbers(original)
         if run.output.shape != original.shape or not _close(run.output, original, 1e-4 * float(original.abs().max())):
             raise Untranslatable(f"{kind} gives another output when it runs again, so its weights cannot be measured")
         if not run.values:

@@ -35,7 +35,7 @@ from regard.hf.attention_modules import (
     unnamed_softmaxes,
     with_numbers,
 )
-from regard.hf.calls import NO_NUMBERS, AttentionCall, CallObserver, MaskCache, Untranslatable, measuring, translate
+from regard.hf.calls import AttentionCall, CallObserver, MaskCache, Untranslatable, check_numbers, measuring, translate
 from regard.hf.capture.captured_calls import (
     Capture,
     ModuleCalls,
@@ -555,8 +555,7 @@ class Watcher(CallObserver):
 
     def _capture(self, name: str, observed: ObservedCall) -> KeptCall:
         """What is kept of a call: its queries and keys, or the returned weights if the call cannot be translated."""
-        if observed.output.is_meta:
-            raise Untranslatable(NO_NUMBERS)
+        check_numbers(observed.output)
         try:
             call, translation = observed.call, translate(observed.call, self.masks)
         except Untranslatable as reason:

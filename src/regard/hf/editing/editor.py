@@ -191,6 +191,15 @@ def _names_words(edits: AttentionEdit) -> bool:
     return any(isinstance(one, str) for choice in chosen for one in choice)
 
 
+class _NoEditor:
+    """Stands for the editor in a copy of a model that is made inside an edit: the copy is not edited."""
+
+    def _keep_place(self, *_: Any) -> None:
+        """Do nothing, as no edit runs."""
+
+    _keep_sizes = _patch_projected = _keep_place
+
+
 class _Editor(CallObserver):
     """Changes the calls of one model. It observes which attention modules run, to name those that it cannot edit.
 
@@ -241,6 +250,10 @@ class _Editor(CallObserver):
         self.was_run = False
         for n, part in enumerate(self.edits):
             self._check_layers(n, part)
+
+    def __reduce__(self) -> tuple[type[_NoEditor], tuple[()]]:
+        """Hooks of an edited model are copied and pickled with it."""
+        return _NoEditor, ()
 
     def _selecting(self, path: str) -> list[tuple[int, Any, Indices]]:
         """The edits that select heads of the module at a path: number, edit, heads."""
@@ -552,8 +565,8 @@ class _Editor(CallObserver):
 
         None leaves them as they are: no patch waits, another thread runs the module, or it runs again to be measured.
         """
-        patches = self.state.projected.pop(layout.output, [])
-        if not patches or self not in editors or measuring:
+        patches = self.state.projected.pop(layout.output, []) if self in editors else []
+        if not patches or measuring:
             return None
         outputs = args[0].unflatten(-1, (layout.num_heads, layout.head_dim)).transpose(1, 2)
         outputs = with_patches(outputs, patches)
