@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from typer.testing import CliRunner
 
 import regard as rg
@@ -290,6 +291,45 @@ def test_a_state_that_is_broadcast_over_the_keys_is_one_state(like):
     assert rg.check(BroadcastState(nn.Identity()), like=like).mistakes == ("tanh is missing",)
 
 
+class HeadsInDicts(nn.Module):
+    """Heads in a list, each with its own projections, which have biases."""
+
+    def __init__(self):
+        super().__init__()
+        projections = [nn.ModuleDict({role: nn.Linear(16, 4) for role in "qkv"}) for _ in range(4)]
+        self.heads, self.proj = nn.ModuleList(projections), nn.Linear(16, 16)
+
+    def forward(self, x):
+        heads = [F.scaled_dot_product_attention(*(head[role](x) for role in "qkv")) for head in self.heads]
+        return self.proj(torch.cat(heads, -1))
+
+
+def test_biases_of_heads_in_a_list_are_those_of_their_matrices():
+    assert rg.check(HeadsInDicts(), like="multi_head").ok
+
+
+class WeightsOfTheLengthFirst(nn.Module):
+    """A state (batch, width) beside states (length, batch, width); it returns the weights alone."""
+
+    def __init__(self, batch_first):
+        super().__init__()
+        self.joined, self.v, self.batch_first = nn.Linear(32, 16), nn.Linear(16, 1, bias=False), batch_first
+
+    def forward(self, hidden, encoder_outputs):
+        length, batch = len(encoder_outputs), len(hidden)
+        hidden = hidden.unsqueeze(1).repeat(1, length, 1)
+        states = self.batch_first(encoder_outputs, batch, length)
+        return self.v(self.joined(torch.cat((hidden, states), 2)).tanh()).squeeze(2).softmax(1)
+
+
+def test_states_of_an_encoder_may_have_the_length_first():
+    transposed = WeightsOfTheLengthFirst(lambda x, batch, length: x.permute(1, 0, 2))
+    assert rg.check(transposed, like="bahdanau").ok
+    # of one sequence alone both are the same
+    reshaped = WeightsOfTheLengthFirst(lambda x, batch, length: x.reshape(batch, length, -1))
+    assert rg.check(reshaped, like="bahdanau").ok is False
+
+
 class LargestContext(nn.Module):
     """Bahdanau's attention with a maximum in place of the weighted sum; its matrices do not keep the width."""
 
@@ -456,3 +496,12 @@ def test_right_without_a_batch_and_not_with_one_is_a_question():
     assert batched.mistakes == ("the softmax is over the queries",)
     with warnings.catch_warnings(action="ignore"):  # torch: .T of more than two axes
         assert rg.check(alone, like="scaled_dot_product").open_questions == ()
+
+
+def test_right_with_the_length_first_and_not_with_the_batch_first_is_a_question():
+    layer = {
+        length_first: nn.TransformerEncoderLayer(16, 2, 32, batch_first=not length_first) for length_first in (0, 1)
+    }
+    reports = [rg.check(layer[length_first], like="encoder_block") for length_first in (0, 1)]
+    assert [report.ok for report in reports] == [True, True]
+    assert ["axes" in report.open_questions for report in reports] == [False, True]

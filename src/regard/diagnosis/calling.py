@@ -27,16 +27,8 @@ from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_
 #: Query, key and value in the canonical order of axes, (B, H, n, D).
 Inputs = tuple[Tensor, Tensor, Tensor]
 #: Axes of query and of key that functions have, with those of plain functions first: batch, head, n tokens, d channels.
-LAYOUTS = (
-    ("bhnd", "bhnd"),
-    ("bnd", "bnd"),
-    ("bnhd", "bnhd"),
-    ("nbd", "nbd"),
-    ("nd", "nd"),
-    ("bd", "bnd"),
-    ("nbd", "bnd"),
-    ("d", "nd"),
-)
+LAYOUTS = (("bhnd", "bhnd"), ("bnd", "bnd"), ("bnhd", "bnhd"), ("nbd", "nbd"), ("nd", "nd"), ("bd", "bnd"))
+LAYOUTS += (("nbd", "bnd"), ("bd", "nbd"), ("d", "nd"))
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
@@ -263,6 +255,11 @@ class Caller:
         return self.sizes.width * (1 if "h" in self.query_axes else self.sizes.heads)
 
     @property
+    def is_of_one_token(self) -> bool:
+        """Whether the query has an axis of tokens, but runs with one token only: mistakes of other axes do not show."""
+        return self.sizes.queries == 1 and "n" in self.query_axes
+
+    @property
     def axes(self) -> str:
         """The names of the axes of the query: of "bnd" they are "batch, length, width"."""
         return ", ".join(AXES[axis] for axis in self.query_axes)
@@ -409,8 +406,7 @@ def callers_of(subject: Subject, needs_output: bool = True) -> list[Caller]:
         attempts = (_attempts(subject, axes, widths, tried, needs_output) for axes in _layouts(subject))
         callers = [running for of_axes in attempts if (running := next(of_axes, None)) is not None]
         if callers:
-            # one vector hides other mistakes
-            return [caller for caller in callers if caller.query_axes != "d"] or callers
+            return callers
     name = f"{name_of(subject.function)}{signature_of(subject.function)}"
     if is_not_written(tried):
         raise RegardError(f"check: {name} is not written yet. {tried[0].error}. Write its body, and return the output.")
@@ -489,8 +485,11 @@ def _attempts(
 
 def _layouts(subject: Subject) -> list[tuple[str, str]]:
     """The orders of axes of query and key to try, with as many axes as the user's inputs have, if any."""
-    inputs = subject.inputs
-    options = [pair for pair in LAYOUTS if not (subject.roles.is_self and pair[0] != pair[1])]
+    inputs, roles = subject.inputs, subject.roles
+    # the states of an encoder may have the length first, unless given inputs begin with the same batch
+    is_length_first = roles.is_recurrent and len({len(x) for x in inputs}) != 1
+    options = [pair for pair in LAYOUTS if not (roles.is_self and pair[0] != pair[1])]
+    options = [pair for pair in options if is_length_first or pair != ("bd", "nbd")]
     if inputs:
         options = [pair for pair in options if len(pair[0]) == inputs[0].ndim and len(pair[1]) == inputs[-1].ndim]
     if subject.is_module and any(True for _ in subject.function.parameters()):

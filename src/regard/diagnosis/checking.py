@@ -288,6 +288,8 @@ def _best_examination(subject: Subject, callers: list[Caller]) -> _Examination:
 
     Mistakes that hide the weights are undone and noted, so that the rest is checked behind them.
     """
+    # one vector hides other mistakes; but the state of a decoder is one
+    callers = [caller for caller in callers if caller.query_axes != "d" or caller.roles.is_recurrent] or callers
     subject.progress.begin("precision")
     precision = numerics.precision_finding(callers[0])
     subject.progress.begin("weights")
@@ -312,7 +314,7 @@ def _most_plausible(examinations: list[_Examination]) -> _Examination:
     Calls with several tokens come before those with one.
     """
     plausible = [one for one in examinations if one.is_plausible()] or examinations[:1]
-    plausible = [one for one in plausible if not one.is_of_one_token()] or plausible
+    plausible = [one for one in plausible if not one.caller.is_of_one_token] or plausible
     # a state (batch, width) that is broadcast over the keys may run as (length, width) too
     best = min(plausible, key=lambda one: (one.num_wrong(), one.caller.query_axes == "nd"))
     return _with_wider_axes(best, examinations)
@@ -342,7 +344,7 @@ def _with_wider_axes(best: _Examination, others: list[_Examination]) -> _Examina
         counts = best if axes == "bnd" and is_right else mixed
         return counts.with_notes(CheckFinding("axes", "unknown", text, SAY_AXES))
     of_heads = (
-        one for one in others if "h" in one.caller.query_axes and one.is_plausible() and not one.is_of_one_token()
+        one for one in others if "h" in one.caller.query_axes and one.is_plausible() and not one.caller.is_of_one_token
     )
     other = next((one for one in of_heads if one.wrong_properties() == ["softmax axis"]), None)
     if is_module or other is None:
@@ -395,10 +397,6 @@ class _Examination:
     def is_plausible(self) -> bool:
         """Whether the axes can be those that are meant: weights can be measured, and some query sees several keys."""
         return self.measurement is not None and bool(((self.measurement.weights.abs() > 1e-6).sum(-1) > 1).any())
-
-    def is_of_one_token(self) -> bool:
-        """Whether the query has an axis of tokens, but runs with one token only: mistakes of other axes do not show."""
-        return self.caller.sizes.queries == 1 and "n" in self.caller.query_axes
 
     @cached_property
     def mixing(self) -> list[CheckFinding]:

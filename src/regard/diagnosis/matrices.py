@@ -39,9 +39,10 @@ def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list
     if not isinstance(module, nn.Module):
         return []
     parameters = {name: p.detach().double() for name, p in module.named_parameters() if p.is_floating_point()}
+    parameters |= _of_all_heads(parameters)
     linear = {f"{name}.weight" for name, m in module.named_modules() if isinstance(m, nn.Linear)}
     found: list[Matrix] = []
-    for name, x in {**parameters, **_of_all_heads(parameters)}.items():
+    for name, x in parameters.items():
         bias = _bias_of(name, parameters)
         readings = [*_readings(name, x, bias, name in linear or name.endswith("_proj_weight"))]
         readings += _with_other_bias(name, x, parameters) if bias is None else []
@@ -102,15 +103,11 @@ def _readings(name: str, x: Tensor, bias: Tensor | None, is_linear: bool) -> Ite
 
 def _with_other_bias(name: str, x: Tensor, parameters: Mapping[str, Tensor]) -> Iterator[Matrix]:
     """The weight x of a norm, with each vector of the same module that may be its bias; `parameters` are by name."""
+    if x.ndim != 1 or name.endswith("bias"):
+        return
     module = name.rpartition(".")[0]
     for other, bias in parameters.items():
-        if (
-            x.ndim == 1
-            and not name.endswith("bias")
-            and other != name
-            and other.rpartition(".")[0] == module
-            and bias.shape == x.shape
-        ):
+        if other != name and other.rpartition(".")[0] == module and bias.shape == x.shape:
             yield Matrix(f"{name}, {other}", x, bias)
 
 
