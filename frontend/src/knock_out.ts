@@ -58,6 +58,19 @@ export function knockOut(context: Context) {
     ];
   }
 
+  // The link as a command takes it: words by themselves where the text has them once, else by their numbers.
+  async function named(): Promise<string> {
+    const { state, text } = context;
+    const head = `L${text.layers[state.layer].number}.H${state.head}`;
+    const name = (at: number) => {
+      const token = text.tokens[at];
+      const isAlone = text.tokens.indexOf(token) === text.tokens.lastIndexOf(token);
+      return isAlone && /^[\p{L}\p{N}]+$/u.test(token) ? token : `#${at}`;
+    };
+    const pair = await link();
+    return pair ? `${head}: ${name(pair[0])} -> ${name(pair[1])}` : head;
+  }
+
   const edits = () => (answer?.effect?.edits ?? []).map(([short]) => short);
 
   // Ask for the text without these parts, and show it beside the whole text.
@@ -145,6 +158,7 @@ export function knockOut(context: Context) {
     element,
     effect,
     draw,
+    named,
     key(key: string) {
       if (key !== "k" || element.hidden || offers.hidden) return false;
       offers.querySelector<HTMLButtonElement>("button:not(:disabled)")?.click();

@@ -34,6 +34,10 @@ export class MapFrame {
       moved();
       if (event.sourceEvent) this.remember();
     });
+    // the wheel alone scrolls the page; a pinch on a touchpad comes as the wheel with Ctrl
+    this.behavior.filter(({ type, ctrlKey, metaKey, button }: WheelEvent) =>
+      type === "wheel" ? ctrlKey || metaKey : !ctrlKey && !button,
+    );
     select(canvas).call(this.behavior);
   }
 

@@ -64,13 +64,24 @@ def repeated(page, act, said, *given):
     raise AssertionError(f"never came true: {said}")
 
 
+def test_the_wheel_alone_scrolls_the_page_and_with_ctrl_zooms_the_map(browser, file):
+    with opened(browser, file + "#head?text=1", width=700, height=420) as page:
+        box = settled(page)
+        level = box.get_attribute("data-level")
+        page.locator(".map-box").hover()
+        repeated(page, lambda: page.mouse.wheel(0, 60), "scrollY > 100")
+        assert settled(page).get_attribute("data-level") == level and "zoom=" not in page.url
+
+
 def test_zooming_with_the_wheel_ends_at_single_weights(browser, file):
     with opened(browser, file + "#head?text=1", width=700, height=420) as page:
         settled(page).evaluate("box => box.scrollIntoView()")
         bounds = page.locator(".map-box").bounding_box()
         x, y = bounds["x"] + bounds["width"] * 0.5, bounds["y"] + bounds["height"] * 0.3
         page.mouse.move(x, y)
+        page.keyboard.down("Control")  # as a pinch on a touchpad comes
         repeated(page, lambda: page.mouse.wheel(0, -400), "document.querySelector('.map-box').dataset.level === '0'")
+        page.keyboard.up("Control")
         settled(page)
         before = page.evaluate("location.href")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from urllib.request import Request, urlopen
 
@@ -11,7 +12,7 @@ import torch
 
 import regard as rg
 from page_browser import NEEDS_CHROMIUM, axe_violations, browser, file, opened, server, texts
-from pages import served, until
+from pages import WORDS, served, until
 from regard.base.errors import RegardError
 from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.types import TextReading
@@ -256,6 +257,17 @@ def test_without_a_model_texts_are_compared_but_not_typed(browser, file, server)
             needs = " ".join(page.locator(".what-if > .hint").inner_text().split())
             assert "This page has no model" in needs and "regard view --model" in needs and "--knock-out" in needs
             assert page.locator(".typed, .offers button").count() == 0
+
+
+@pytest.mark.parametrize(("query", "key"), [(4, 6), (8, 1), (2, -1)])
+def test_without_a_model_the_command_names_the_chosen_link(browser, file, query, key):
+    with opened(browser, f"{file}#whatif?text=0&layer=1&head=2&query={query}&key={key}") as page:
+        until(page, "/--knock-out/.test(document.querySelector('.what-if > .hint').textContent)")
+        [named] = re.findall(r'--knock-out "L1.H2: (.+?)"', page.locator(".what-if > .hint").inner_text())
+    rg.Where.parse(f"L1.H2: {named}")
+    ends = [int(x[1:]) if x.startswith("#") else WORDS.index(x) for x in named.split(" -> ")]
+    assert ends[0] == query and (ends[1] == key if key >= 0 else ends[1] != query)
+    assert all(WORDS.count(x) == 1 for x in named.split(" -> ") if not x.startswith("#"))
 
 
 def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(browser):

@@ -28,13 +28,14 @@ function whatIfView(context: Context): Panel {
   const [knocked, why] = [knockOut(context), attributionPanel(context)];
   const between = h("div", { class: "answer" }, knocked.effect, why.found);
   const texts = comparedTexts(context, { between, answered });
+  const example = h("code", {});
   const needs = hint(
     "What if asks the model: another text, a link, head or word knocked out, or why a token is predicted. This page has no " +
       "model. To ask it, run ",
     h("code", {}, "regard view --model NAME"),
     "; to save an answer in a page, ",
-    h("code", {}, 'regard analyze TEXT --save DIR --knock-out "L2.H1: it -> animal"'),
-    ".",
+    example,
+    ". Compare shows two texts of this page beside each other.",
   );
   const element = h(
     "div",
@@ -60,6 +61,9 @@ function whatIfView(context: Context): Panel {
     element,
     update(before) {
       const { state, text } = context;
+      void knocked.named().then((name) => {
+        example.textContent = `regard analyze TEXT --save DIR --knock-out "${name}"`;
+      });
       const whole = source.titles.indexOf(questionOf(text)?.of ?? "");
       if (whole >= 0) context.set({ text: whole, other: state.text, otherQuery: -1 }, true);
       else texts.update(before);
