@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -300,3 +302,23 @@ def test_demo_that_is_stopped_says_so(model, tmp_path, monkeypatch):
     monkeypatch.setattr("regard.cli.demo.write_page", interrupt)
     result = run("demo", "--out", str(tmp_path / "demo"), status=130)
     assert "Stopped before the page was written" in result.stderr and not (tmp_path / "demo").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the file that is always full is of Linux")
+@pytest.mark.parametrize("arguments", ["list", "--version", "plan multi_head"])
+def test_output_that_cannot_be_written_is_one_line(arguments):
+    with open("/dev/full", "w") as full:
+        code = f"import sys; from regard.cli.main import main; sys.argv = {['regard', *arguments.split()]}; main()"
+        ended = subprocess.run(
+            [sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, timeout=600
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "regard: the output cannot be written: No space left on device.\n"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of POSIX closes a stream")
+@pytest.mark.parametrize(("closing", "said"), [("<&-", "the text is empty"), (">&-", "")])
+def test_a_closed_stream_is_an_empty_one(closing, said):
+    command = f"'{sys.executable}' -m regard {'analyze -' if said else 'list'} {closing}"
+    ended = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=600)
+    assert ended.returncode == (2 if said else 0) and said in ended.stderr and "Traceback" not in ended.stderr

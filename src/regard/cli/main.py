@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
@@ -22,13 +23,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     is_main = threading.current_thread() is threading.main_thread()
     if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _stop)
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # it was closed: nothing can be read  # noqa: SIM115
     try:
-        _run(arguments)
+        _run_to_the_end(arguments)
     except KeyboardInterrupt:  # while commands are imported, or at exit
         raise SystemExit(INTERRUPTED) from None
     finally:
         if arguments is None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.SIG_DFL)  # a Ctrl-C while Python exits would print a traceback
+
+
+def _run_to_the_end(arguments: Sequence[str] | None) -> None:
+    """Run the command line, and write all of its output; one line says that it cannot be written, as on a full disk."""
+    try:
+        try:
+            _run(arguments)
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EPIPE):
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left cannot be written, either
+        if error.errno != errno.EPIPE:  # of a pipe that ended nobody wants more
+            print(f"regard: the output cannot be written: {error.strerror}.", file=sys.stderr)
+        raise SystemExit(1) from None
 
 
 def _stop(number: int, frame: Any) -> None:
