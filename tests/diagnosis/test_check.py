@@ -548,6 +548,19 @@ def test_the_first_line_names_what_is_for_the_user_to_decide():
     assert "mask" not in rg.check(hides_where_true, mask="drop").open_questions
 
 
+@pytest.mark.parametrize("like", [None, "scaled_dot_product"])
+def test_lengths_that_were_not_given_are_a_question(like):
+    def attention(queries, keys, values, valid_lens=None):
+        scores = queries @ keys.mT / queries.shape[-1] ** 0.5
+        if valid_lens is not None:  # the wrong way round
+            scores = scores.masked_fill(torch.arange(scores.shape[-1]) < valid_lens[:, None, None], -1e6)
+        return scores.softmax(-1) @ values
+
+    report = rg.check(attention, like=like)
+    assert report.open_questions == ("lengths",) and "valid_lens" in finding_of(report, "lengths").evidence
+    assert "lengths" not in rg.check(by_matmul, like=like).open_questions
+
+
 def test_a_report_is_aligned_and_names_the_remedy():
     lines = str(rg.check(no_scale)).splitlines()
     assert lines[0] == "no_scale: 1 mistake: the scores are not scaled"

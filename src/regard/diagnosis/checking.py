@@ -40,6 +40,7 @@ from regard.diagnosis.masks import (
     Response,
     after_softmax_finding,
     causal_finding,
+    lengths_finding,
     mask_findings,
     visible_pairs,
 )
@@ -459,6 +460,7 @@ class _Examination:
             yield "batch", lambda: self.mixing
             yield "order", lambda: [invariance.order_finding(caller, self.visible(), mechanism)]
         yield "cache", lambda: [cache_finding(caller)]
+        yield "lengths", lambda: [lengths_finding(caller)]
         if measurement is not None and measurable is not None:
             grouped = None if "heads" in self.wrong_properties() else measurement
             yield "groups", lambda: [grouped and grouping_finding(measurable, grouped), term_finding(measurable)]

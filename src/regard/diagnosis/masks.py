@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from regard.diagnosis.calling import Caller
 from regard.diagnosis.report import CheckFinding
+from regard.diagnosis.signatures import signature_of
 from regard.diagnosis.weights import Measurement, close, measure
 from regard.masks import Mask, mask_tensor
 
@@ -97,6 +99,14 @@ def forms(caller: Caller, num_heads: int) -> list[Form]:
         by_key = [by_key[3], *by_key[:3]]
     # for one query, a mask of keys is the usual one
     return [*whole, *by_key] if I > 1 else [by_key[0], by_key[2], *whole]
+
+
+def lengths_finding(caller: Caller) -> CheckFinding | None:
+    """Which argument of lengths, such as `valid_lens`, kept its default: masks that it makes were not looked at."""
+    names = [name for name in signature_of(caller.function).parameters if re.search("len(s|gths?)?$", name)]
+    text = f"{', '.join(names)}: lengths keep their default, so what they hide was not checked."
+    remedy = "Check the function that makes a mask of them: like='padding_mask'."
+    return CheckFinding("lengths", "unknown", text, remedy) if names else None
 
 
 def random_pairs(sizes: Any, seed: int = 3) -> Tensor:
