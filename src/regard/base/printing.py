@@ -29,7 +29,7 @@ def folded(value: object) -> str:
     return repr(value)
 
 
-def folded_repr(value: Any) -> str:
+def folded_repr(value: Any, /) -> str:
     """The `__repr__` of a dataclass whose fields hold tensors."""
     shown = (f"{field.name}={folded(getattr(value, field.name))}" for field in fields(value) if field.repr)
     return f"{type(value).__name__}({', '.join(shown)})"
