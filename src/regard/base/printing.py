@@ -29,10 +29,10 @@ def folded(value: object) -> str:
     return repr(value)
 
 
-def folded_repr(value: Any) -> str:
+def folded_repr(self: Any) -> str:
     """The `__repr__` of a dataclass whose fields hold tensors."""
-    shown = (f"{field.name}={folded(getattr(value, field.name))}" for field in fields(value) if field.repr)
-    return f"{type(value).__name__}({', '.join(shown)})"
+    shown = (f"{field.name}={folded(getattr(self, field.name))}" for field in fields(self) if field.repr)
+    return f"{type(self).__name__}({', '.join(shown)})"
 
 
 class Listing(dict[str, V]):
