@@ -138,10 +138,10 @@ def test_a_watched_model_shows_what_it_shows_on_the_cpu(model):
                 one(**given)
             seen.append(watched)
         expected, found = seen
-        assert list(found) == list(expected) and not found.missing
-        for name in expected:
-            close(found[name].dense(), expected[name].dense())
-            close(found[name].entropy(), expected[name].entropy())
+        assert found.names == expected.names and not found.missing
+        for mine, other in zip(found, expected, strict=True):
+            close(mine.dense(), other.dense())
+            close(mine.entropy(), other.entropy())
         assert all(check.ok for check in found.verify().values())
 
 
