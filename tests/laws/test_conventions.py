@@ -125,7 +125,7 @@ REFERENCE = (attention, basics, biases, masks, normalizers, positions, scores, t
 
 
 def test_the_reference_borrows_no_computation_from_the_pieces():
-    """It reads their fields. It calls only what the caller wrote: predicates, and filters and scalings of its own."""
+    """It reads their fields and the names of their rules. It calls only what the caller wrote: predicates and filters."""
     known, methods = set(), set()
     for source in REFERENCE:
         nodes = [*ast.walk(ast.parse(inspect.getsource(source)))]
@@ -135,7 +135,8 @@ def test_the_reference_borrows_no_computation_from_the_pieces():
         for node in of_names:
             if node.value.id in modules and hasattr(getattr(source, node.value.id), node.attr):
                 borrowed = getattr(getattr(source, node.value.id), node.attr)
-                assert inspect.isclass(borrowed) or isinstance(borrowed, float), ast.unparse(node)
+                is_named = isinstance(borrowed, tuple) and all(isinstance(name, str) for name in borrowed)
+                assert inspect.isclass(borrowed) or isinstance(borrowed, float) or is_named, ast.unparse(node)
         called = {id(node.func): node.func for node in nodes if isinstance(node, ast.Call)}
         methods |= {node.attr for node in of_names if id(node) in called and node.value.id == "piece"}
         known |= modules
