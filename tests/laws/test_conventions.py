@@ -125,7 +125,7 @@ REFERENCE = (attention, basics, biases, masks, normalizers, positions, scores, t
 
 
 def test_the_reference_borrows_no_computation_from_the_pieces():
-    """It reads their fields and the names of their rules. It calls only what the caller wrote: predicates and filters."""
+    """It reads fields and names of rules. It calls only what the caller wrote: predicates, filters and scalings."""
     known, methods = set(), set()
     for source in REFERENCE:
         nodes = [*ast.walk(ast.parse(inspect.getsource(source)))]
