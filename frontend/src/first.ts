@@ -6,7 +6,7 @@ import { depthBar } from "./depth";
 import { queriesOf, type Lead, type Part } from "./data";
 import { actionButton, fill, h, hint, s, spaced, visible } from "./dom";
 import { shown } from "./format";
-import { linkHeads } from "./link_heads";
+import { linkHeads, ofReceived } from "./link_heads";
 import { colorOfTold, toldLinks } from "./told_links";
 import { axesOf, nounOf } from "./labels";
 import { litImage } from "./lit_image";
@@ -244,6 +244,7 @@ export function firstView(context: Context) {
     const find = wordNames(queriesOf(text))[query];
     return hint(
       said,
+      isOfWords() && ofReceived(text),
       `Layers and heads count from 0. ${text.lead?.left_out ?? ""} `,
       stateLink(
         context,

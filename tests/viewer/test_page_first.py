@@ -110,18 +110,23 @@ def test_a_word_opens_its_link_if_the_sentence_tells_one_and_else_what_it_attend
 
 
 def test_the_sentence_names_the_next_heads_of_each_link(browser, wide):
-    """Of MiniLM one head puts 0.677 on "animal", another 0.673: the first screen told of one."""
+    """Of MiniLM one head puts 0.677 on "animal", another 0.673, where every word attends to it."""
     link, lead = wide
-    rows = torch.stack([weights.dense()[0, :, lead["query"]] for weights in wide_maps().values()])  # (L, H, J)
+    dense = torch.stack([weights.dense()[0] for weights in wide_maps().values()])
+    rows, received = dense[:, :, lead["query"]], dense.sum(2)  # (L, H, J)
     with opened(browser, link, width=1440, height=900) as page:
         page.wait_for_selector(".link-heads li")
         for line, one in zip(page.locator(".link-heads li").all(), (lead, lead["other"]), strict=True):
-            best = rows[:, :, one["key"]].flatten().topk(4)
+            best = rows[:, :, one["key"]].flatten().topk(3)
+            shares = best.values / received[:, :, one["key"]].flatten()[best.indices]
             heads = [
                 f"L{at // 12}.H{at % 12} {weight:.3f}"
-                for at, weight in zip(*[t.tolist() for t in best][::-1], strict=True)
+                for at, weight in zip(best.indices.tolist(), best.values.tolist(), strict=True)
             ]
-            assert " ".join(line.inner_text().split()) == f"it → {WORDS[one['key']]}: {', '.join(heads)}"
+            said = " ".join(line.inner_text().split())
+            assert re.sub(r" \(.*?\)", "", said) == f"it → {WORDS[one['key']]}: {', '.join(heads)}"
+            found = [float(number) for number in re.findall(r"\((.*?)\)", said)]
+            assert found == pytest.approx(shares.tolist(), abs=0.006), "sums of the page have three digits"
             assert line.bounding_box()["y"] < 500
         number = page.locator(".lead-sentence").inner_text()
         assert f"{lead['weight']:.3f}" in number and "%" not in number, "one format of numbers"
