@@ -41,7 +41,8 @@ def rows_of(pair, method):
     if method == "weights":
         with torch.no_grad(), rg.watch(model, layers=model.cross_attention) as seen:
             model(source, target)
-        return seen[0].dense()[0].mean(0)[places]
+        [weights] = seen
+        return weights.dense()[0].mean(0)[places]
     return rg.attribute(model, copies, lambda out: out[places, places, wanted[places]], method).tokens()
 
 
