@@ -27,8 +27,17 @@ from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_
 #: Query, key and value in the canonical order of axes, (B, H, n, D).
 Inputs = tuple[Tensor, Tensor, Tensor]
 #: Axes of query and of key that functions have, with those of plain functions first: batch, head, n tokens, d channels.
-LAYOUTS = (("bhnd", "bhnd"), ("bnd", "bnd"), ("bnhd", "bnhd"), ("nbd", "nbd"), ("nd", "nd"), ("bd", "bnd"))
-LAYOUTS += (("nbd", "bnd"), ("bd", "nbd"), ("d", "nd"))
+LAYOUTS = (
+    ("bhnd", "bhnd"),
+    ("bnd", "bnd"),
+    ("bnhd", "bnhd"),
+    ("nbd", "nbd"),
+    ("nd", "nd"),
+    ("bd", "bnd"),
+    ("nbd", "bnd"),
+    ("bd", "nbd"),
+    ("d", "nd"),
+)
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})

@@ -190,9 +190,11 @@ def name_of(subject: Any) -> str:
 
 
 #: Arguments of constructors that are the width of a module; of them, those of one head.
-WIDTHS = ("width", "d_model", "embed_dim", "hidden_size", "hidden_dim", "dim", "emb_dim", "embed_size", "d_in")
-WIDTHS += ("n_embd", "input_dim", "in_dim", "d_out", "units", "query_dim", "key_dim", "value_dim", "hidden")
-WIDTHS += ("model_dim", "d_embed", "attention_dim", "attn_dim", "enc_dim", "dec_dim", "encoder_dim", "decoder_dim")
+WIDTHS = (
+    "width", "d_model", "embed_dim", "hidden_size", "hidden_dim", "dim", "emb_dim", "embed_size", "d_in", "n_embd",
+    "input_dim", "in_dim", "d_out", "units", "query_dim", "key_dim", "value_dim", "hidden", "model_dim", "d_embed",
+    "attention_dim", "attn_dim", "enc_dim", "dec_dim", "encoder_dim", "decoder_dim",
+)  # fmt: skip
 HEAD_WIDTHS = ("head_size", "head_dim", "d_k", "d_v", "dim_head", "dk", "dv")
 HEADS = ("num_heads", "n_heads", "heads", "nhead", "h", "n_head", "num_attention_heads")
 LENGTHS = ("max_len", "max_length", "block_size", "context_length", "seq_len", "max_seq_len", "context_len")
