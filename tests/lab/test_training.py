@@ -164,6 +164,14 @@ def test_the_template_is_the_default_and_explains_every_key():
             assert field.description, f"{name}.{key} is not explained"
 
 
+@pytest.mark.parametrize("written", ["", "# width = 64\n"])
+def test_a_file_that_sets_no_key_is_refused(written, tmp_path):
+    """The defaults would train for minutes, and nobody asked for them."""
+    (tmp_path / "config.toml").write_text(written)
+    with pytest.raises(RegardError, match=r"config\.toml sets no key\. Leave it out"):
+        read_config(tmp_path / "config.toml")
+
+
 def test_every_key_can_be_set_on_the_command_line_and_comes_back_from_the_file():
     set_ = [
         "model.options.cell=gru",

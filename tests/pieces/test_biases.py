@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import regard as rg
 from drawn import BIASES
+from regard.pieces.bias import clipped
 from regard.pieces.tensor_bias import bias_of
 
 
@@ -16,8 +17,9 @@ from regard.pieces.tensor_bias import bias_of
 def test_terms_by_distance_repeat_the_outermost_beyond_the_reach(reach, margin, I):
     bias, query = rg.biases.ShawBias(4, reach=reach), torch.randn(2, 3, I, 4)
     rows, _ = bias.prepare(query, query, rg.types.Positions.aligned_to_end(I, I))
-    found = bias.by_distance(rows, margin)
-    vectors = bias.keys[[min(max(d, -reach), reach) + reach for d in range(-reach - margin, reach + margin + 1)]]
+    distances = range(-reach - margin, reach + margin + 1)
+    found = clipped(rows, distances, reach)
+    vectors = bias.keys[[min(max(d, -reach), reach) + reach for d in distances]]
     torch.testing.assert_close(found, query @ vectors.T / 4**0.5)
 
 

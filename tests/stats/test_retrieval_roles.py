@@ -94,6 +94,8 @@ def test_the_split_is_its_definition_on_dense_weights():
     full = split.num_full_heads
     kept = full * n + (4 - full) * 9
     assert split.share(n) == pytest.approx(kept / (4 * n)) and split.bytes(n, width=4) == kept * 2 * 4 * 2
+    with pytest.raises(rg.RegardError, match="length"):
+        split.share(0)  # there is no whole cache of an empty text
     assert split.share(5) == 1.0 and split.without_full().share(n) == pytest.approx(9 / n)
     assert {split.at_random(seed).num_full_heads for seed in range(5)} == {full}
     kept = split.keeping([(1, 4), Role("retrieval", 0, 0, 0.5, 0.0, True)])

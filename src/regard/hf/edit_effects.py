@@ -90,9 +90,9 @@ class EditResult:
     def _changes(self) -> list[str]:
         """Two sentences on what changes in the prediction."""
         if self.kind == SENTENCE:
-            moved = ", ".join(f'"{token}" ({100 * change:.2g} %)' for token, change in self.moved())
-            size, cosine = 100 * self.change, self.cosine
-            whole = f"The sentence embedding changes by {size:.2g} % of its length (cosine {cosine:.6f})."
+            moved = ", ".join(f'"{token}" ({_percent(change)})' for token, change in self.moved())
+            size, cosine = _percent(self.change), self.cosine
+            whole = f"The sentence embedding changes by {size} of its length (cosine {cosine:.6f})."
             return [whole, f"The states that change most: {moved}."]
         before, after = self.best
         same = "stays" if before == after else f"was {before!r} and is"
@@ -164,3 +164,12 @@ def _states(output: Any) -> Tensor:
             "cannot be shown. Run the model inside `with rg.edit(model, edit):` and compare its output."
         )
     return states[0].float()
+
+
+def _percent(share: float) -> str:
+    """A share in percent, with two digits or as a whole number.
+
+    >>> _percent(0.02), _percent(0.00034), _percent(1.204)
+    ('2.0 %', '0.034 %', '120 %')
+    """
+    return f"{100 * share:.0f} %" if share >= 0.0995 else f"{100 * share:#.2g} %"

@@ -242,11 +242,7 @@ class ShawBias(nn.Module, AdditiveBias):
         if distances is None:
             index = grid.distance.clamp(-self.reach, self.reach) + self.reach
             return rows.gather(-1, index.expand(*rows.shape[:3], -1))
-        return _skewed(_clipped(rows, distances, self.reach), len(grid.key))
-
-    def by_distance(self, rows: Tensor, margin: int) -> Tensor:
-        """The terms of prepared rows for the distances -reach - margin ... reach + margin: (B, H, I, their number)."""
-        return _clipped(rows, range(-self.reach - margin, self.reach + margin + 1), self.reach)
+        return _skewed(clipped(rows, distances, self.reach), len(grid.key))
 
     def check(self, sizes: Sizes) -> None:
         _check_width("ShawBias", self.keys.shape[1], sizes)
@@ -387,7 +383,7 @@ def _key_runs(grid: Grid) -> Iterator[tuple[slice, Grid]]:
         first = run.stop
 
 
-def _clipped(rows: Tensor, distances: range, reach: int) -> Tensor:
+def clipped(rows: Tensor, distances: range, reach: int) -> Tensor:
     """The columns of `rows`, which are for the distances -reach ... reach, for these distances: (B, H, I, n).
 
     Distances beyond `reach` repeat the outermost column.

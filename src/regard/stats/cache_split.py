@@ -84,7 +84,8 @@ class KeyHeadSplit:
         """The number of key heads that keep all keys."""
         return sum(int(layer.needs_all.sum()) for layer in self.layers.values())
 
-    def share(self, length: int) -> float:
+    @checked
+    def share(self, length: Size) -> float:
         """The cache of a text of this length, as a share of the whole cache."""
         return self._cached_tokens(length) / (self.num_key_value_heads * length)
 

@@ -28,7 +28,7 @@ from regard.engine.kernel.mask_layout import Layout
 from regard.engine.kernel.structures import DTYPES, has_address
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.transforms import HIDDEN_GRADIENTS, is_transformed
-from regard.pieces.bias import Bias, is_additive, is_shaw, is_softcap
+from regard.pieces.bias import Bias, clipped, is_additive, is_shaw, is_softcap
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import LogSumExpNormalizer, any_coarse
@@ -322,7 +322,8 @@ class KernelProblem:
         """The terms of a ShawBias, (B, H, I, 2 reach + 1 and a margin at both ends); None if there is none."""
         for bias, rows in zip(self.problem.attention.bias, self.problem.prepared.rows, strict=True):
             if is_shaw(bias) and rows is not None:
-                return bias.by_distance(rows, CLIPPED_MARGIN).float() / self._temperature
+                reach = bias.reach + CLIPPED_MARGIN
+                return clipped(rows, range(-reach, reach + 1), bias.reach).float() / self._temperature
         return None
 
     def _first_clipped(self) -> int:

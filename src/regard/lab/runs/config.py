@@ -288,6 +288,11 @@ def read_config(
             raise RegardError(
                 f"config: {path} is not TOML: {error}. `regard train --template` prints an example."
             ) from None
+        if not data:
+            raise RegardError(
+                f"config: {path} sets no key. Leave it out to train with the defaults; `regard train --template` prints "
+                "them with their comments."
+            )
     for override in overrides:
         _put(data, override)
     return make_config(data)
