@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import signal
@@ -241,7 +242,9 @@ def test_see_reads_files_and_standard_input_and_saves(model, tmp_path):
     file.write_bytes(b"\xef\xbb\xbfIt rains.\n")
     assert run("analyze", str(file), "--save", str(tmp_path / "page")).stdout.startswith("It rains.\n")
     assert (tmp_path / "page" / "index.html").stat().st_size > 10_000
-    assert run("analyze", "-", stdin="Caf\u00e9.\n").stdout.startswith("Caf\u00e9.\n")
+    for content in ("Caf\u00e9.\n".encode(encoding) for encoding in ("utf-8", "utf-16", "utf-32")):
+        assert run("analyze", "-", stdin=gzip.compress(content)).stdout.startswith("Caf\u00e9.\n")
+        assert run("analyze", "-", stdin=content).stdout.startswith("Caf\u00e9.\n")
 
 
 @pytest.mark.parametrize(
@@ -268,9 +271,11 @@ def test_see_refuses(model, arguments, said):
 
 def test_see_refuses_what_is_no_text(model, tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
-    assert "not UTF-8 text (byte 3 is 0xe9)" in run("analyze", str(tmp_path / "latin.txt"), status=2).stderr
+    assert "not UTF-8 text (byte 4 of the line is 0xe9)" in run("analyze", str(tmp_path / "latin.txt"), status=2).stderr
+    (tmp_path / "paper.txt").write_bytes(b"%PDF-1.7\n")
+    assert "is a PDF" in run("analyze", str(tmp_path / "paper.txt"), status=2).stderr
     assert "is a folder" in run("analyze", str(tmp_path), status=2).stderr
-    assert "not UTF-8" in run("analyze", "-", stdin=b"\xff\xfe", status=2).stderr
+    assert "not UTF-8" in run("analyze", "-", stdin=b"\xff\xff", status=2).stderr
 
 
 def test_see_refuses_a_broken_model_folder(tmp_path):

@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, BinaryIO
 
 from rich.console import Console
 from rich.text import Text
 
 from regard.base.errors import RegardError
-from regard.base.texts.text_files import looks_like_path
+from regard.base.texts.streams import utf8_stream
+from regard.base.texts.text_files import decoded, looks_like_path
 from regard.cli.options import AnalyzeOptions
 from regard.cli.outputs import check_drawing, check_folder, shown_steps
 from regard.cli.report import (
@@ -234,10 +235,10 @@ def read_texts(sources: Sequence[str]) -> list[str]:
 def _read_text(source: str) -> str:
     """The text of a source: of standard input (-), of a file, or the source itself if it does not look like a path."""
     if source == "-":
-        return _decode(sys.stdin.buffer.read(), "standard input")
+        return _text(sys.stdin.buffer, "standard input")
     if os.path.isfile(source):
         with open(source, "rb") as file:
-            return _decode(file.read(), source)
+            return _text(file, source)
     if os.path.isdir(source):
         raise RegardError(f"analyze: {source} is a folder. {REMEDY}")
     if looks_like_path(source):
@@ -245,12 +246,7 @@ def _read_text(source: str) -> str:
     return source
 
 
-def _decode(content: bytes, name: str) -> str:
-    """The text of bytes in UTF-8, without a mark at its start."""
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise RegardError(
-            f"analyze: {name} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}). Convert it, for "
-            "example with: iconv -f latin1 -t utf-8"
-        ) from None
+def _text(stream: BinaryIO, name: str) -> str:
+    """The text of a stream, which is read as a corpus is: also compressed, or in UTF-16 with a byte order mark."""
+    lines = enumerate(utf8_stream(stream, name, "analyze"), 1)
+    return "".join(decoded(line, number, name, "analyze") for number, line in lines)

@@ -81,7 +81,7 @@ def _check_text(head: bytes, name: str, operation: str) -> None:
     if head[257:262] == b"ustar":
         kinds.append("a tar archive")
     if kinds:
-        raise RegardError(f"{operation}: {name} is {kinds[0]}. Give a text file with one sentence per line.")
+        raise RegardError(f"{operation}: {name} is {kinds[0]}. Give a file of plain text.")
     if b"\0" in head:
         raise RegardError(
             f"{operation}: {name} has zero bytes: it is UTF-16 without a byte order mark, or not text. Convert it, "

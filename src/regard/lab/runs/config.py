@@ -290,8 +290,8 @@ def read_config(
             ) from None
         if not data:
             raise RegardError(
-                f"config: {path} sets no key. Leave it out to train with the defaults; `regard train --template` prints "
-                "them with their comments."
+                f"config: {path} sets no key. Leave it out to train with the defaults; `regard train --template` "
+                "prints them with their comments."
             )
     for override in overrides:
         _put(data, override)
