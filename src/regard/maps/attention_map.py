@@ -18,7 +18,7 @@ from regard.attention import Attention
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import to_device
+from regard.base.shapes import as_slice, to_device
 from regard.base.spans import Spans
 from regard.base.upper_layers import upper_layer
 from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
@@ -277,7 +277,13 @@ class AttentionMap(TensorInterface, ABC):
         """The weights of these queries and keys (indices on the host), without gradients."""
         (B, H), (keys, place) = self.shape[:2], cols.unique(return_inverse=True)
         step = max(1, WORKSPACE // max(1, B * H * len(keys) * self._bytes_per_weight))
-        weights = torch.cat([self._weights(part, keys) for part in rows.split(step)], 2)
+        consecutive, columns = as_slice(rows), as_slice(keys)
+        if consecutive is None:
+            parts = rows.split(step)
+        else:
+            first, last = consecutive.start, consecutive.stop
+            parts = [slice(start, min(start + step, last)) for start in range(first, last, step)]
+        weights = torch.cat([self._weights(part, keys if columns is None else columns) for part in parts], 2)
         return weights if torch.equal(keys, cols) else weights[..., to_device(place, self.device)]
 
     @checked
