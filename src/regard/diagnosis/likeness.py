@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -85,6 +86,22 @@ class Way:
         for step in self.steps:
             values.append(run([step], values[-1]))
         return values
+
+    @cached_property
+    def kept(self) -> dict[tuple[tuple[int, str], ...], list[Values]]:
+        """Mistakes by the numbers of their steps -> the values before the first of these steps and each later one."""
+        return {}
+
+    def before_with(self, number: int, wrong: Mapping[str, str]) -> Values:
+        """The values before a step, where earlier steps have these mistakes. Pairs of mistakes share them."""
+        mistakes = tuple((n, wrong[step.name]) for n, step in enumerate(self.steps[:number]) if step.name in wrong)
+        if not mistakes:
+            return self.before[number]
+        first = mistakes[0][0]
+        values = self.kept.setdefault(mistakes, [self.before[first]])
+        for step in self.steps[first + len(values) - 1 : number]:
+            values.append(run([step], values[-1], wrong))
+        return values[number - first]
 
     @property
     def text(self) -> str:
@@ -388,15 +405,15 @@ def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
 
     `wrong` are the mistakes of steps, by their names; {} if all are right.
     """
-    # in the call of the way itself, the values before the first wrong step are known
-    first = next((n for n, step in enumerate(way.steps) if step.name in wrong), 0)
+    # in the call of the way itself, the values before the last wrong step are known
+    numbers = [n for n, step in enumerate(way.steps) if step.name in wrong and case is way.case] or [0]
+    first, last = numbers[0], numbers[-1]
     start = way.before[first] if case is way.case else _values(case, way.num_heads, way.matrices)
-    steps = way.steps[first if case is way.case else 0 :]
     try:
-        values = run(steps, start, wrong)
+        values = run(way.steps[last:], way.before_with(last, wrong) if last > first else start, wrong)
         # the function may give zeros to a query without any visible key
         if values.output.isnan().any() and not any(x.isnan().any() for x in case.returned):
-            values = run(steps, Values(**{**vars(start), "of_no_keys": 0.0}), wrong)
+            values = run(way.steps[first:], Values(**{**vars(start), "of_no_keys": 0.0}), wrong)
     except (RuntimeError, IndexError):  # a mistake that these sizes do not allow
         return False
     if any(_same(values.output, x, case.tolerance) for x in case.returned):
@@ -429,11 +446,13 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
     NaN and inf must stand in the same places.
     """
-    finite = one.isfinite()
-    if not torch.equal(finite, other.isfinite()):
-        return False
-    one, difference = one[finite], (one - other)[finite]
-    return not len(one) or bool(difference.abs().max() <= tolerance * (one.abs().max() + 1e-6))
+    difference, size = (one - other).abs(), one.abs()
+    if not (size.numel() and math.isfinite(difference.max())):  # the usual case needs no search for numbers
+        finite = one.isfinite()
+        if not torch.equal(finite, other.isfinite()):
+            return False
+        difference, size = difference[finite], size[finite]
+    return not size.numel() or bool(difference.max() <= tolerance * (size.max() + 1e-6))
 
 
 def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:
