@@ -134,14 +134,19 @@ class Likeness:
 
 @torch.no_grad()
 def likeness(
-    subject: Subject, reference: Reference, names_mistakes: bool = True, is_rounding: bool | None = None
+    subject: Subject,
+    reference: Reference,
+    names_mistakes: bool = True,
+    is_rounding: bool | None = None,
+    callers: list[Caller] | None = None,
 ) -> Likeness:
     """The verdict about a function beside a reference: equal, a mistake, the first step that differs, or unknown.
 
     Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
     `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
+    `callers` are those of `callers_beside`, if it is compared with several references.
     """
-    callers = _callers(replace(subject, function=with_drawn_parameters(subject.function)))
+    callers = callers_beside(subject) if callers is None else callers
     # one token hides other mistakes, and so does one vector, but that of the state of a decoder
     clear = [c for c in callers if not (c.is_of_one_token or (c.query_axes == "d" and len(c.roles.inputs) == 3))]
     callers = clear if any(c.query_axes != "d" for c in clear) else callers
@@ -211,8 +216,13 @@ def _rounding(caller: Caller) -> CheckFinding | None:
     return finding if finding is not None and finding.verdict == "wrong" else None
 
 
-def _callers(subject: Subject) -> list[Caller]:
-    """Calls that return an output for each query; if there are none, all calls that run."""
+@torch.no_grad()
+def callers_beside(subject: Subject) -> list[Caller]:
+    """Calls to compare with a reference, with drawn parameters: those that return an output for each query.
+
+    If there are none, all calls that run.
+    """
+    subject = replace(subject, function=with_drawn_parameters(subject.function))
     try:
         return callers_of(subject)
     except RegardError:
