@@ -35,7 +35,9 @@ def has(name):
     return value is not None and (name in ROOMS or not isinstance(value, ModuleType))
 
 
-def test_the_top_level_has_at_most_sixty_names():
+def test_the_top_level_has_at_most_sixty_names(monkeypatch):
+    # the answer for a missing name is composed in milliseconds; of these thousands nobody reads it
+    monkeypatch.setattr(rg, "missing_here", lambda room, name, public: AttributeError(name))
     yielded = {name for name in names_of_the_source() if has(name)}
     yielded -= {"INNER_ROOMS", "ROOMS", "importers", "missing_here"}  # which `regard/__init__.py` imports for itself
     assert yielded == set(rg.__all__) and len(yielded) <= 60

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import chain
 from pathlib import Path
 
 import regard
@@ -21,9 +23,11 @@ def module_name(path: Path) -> str:
 FILES = {module_name(path): path for path in sorted(SOURCE.rglob("*.py"))}
 
 
-def imports(source: str) -> set[str]:
+@cache
+def imports(source: str) -> frozenset[str]:
     """The names below `regard` that a source text imports: "regard.hf.calls" or "regard.hf.calls.translate"."""
-    return {name for node in ast.walk(ast.parse(source)) for name in _names(node) if name.startswith("regard.")}
+    names = chain.from_iterable(map(_names, ast.walk(ast.parse(source))))
+    return frozenset(name for name in names if name.startswith("regard."))
 
 
 def _names(node: ast.AST) -> Iterator[str]:
@@ -32,8 +36,13 @@ def _names(node: ast.AST) -> Iterator[str]:
     elif isinstance(node, ast.ImportFrom):
         assert not node.level, "relative imports are not used"
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in ("import_module", "__import__"):
+    elif isinstance(node, ast.Call) and called(node.func) in ("import_module", "__import__"):
         yield from (part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
+
+
+def called(function: ast.expr) -> str:
+    """The last part of the name of a function that is called, such as import_module of importlib.import_module."""
+    return getattr(function, "attr", "") or getattr(function, "id", "")
 
 
 def imported_files(name: str) -> set[str]:

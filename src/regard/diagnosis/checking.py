@@ -33,7 +33,7 @@ from regard.diagnosis.calling import (
     without_rounding,
 )
 from regard.diagnosis.grouping import grouping_finding, with_own_keys
-from regard.diagnosis.likeness import likeness, reference_named
+from regard.diagnosis.likeness import callers_beside, likeness, reference_named
 from regard.diagnosis.mask_builders import MASKS, mask_finding_beside
 from regard.diagnosis.masks import (
     SENSES,
@@ -230,8 +230,9 @@ def _positions_of(subject: Subject, caller: Caller) -> tuple[list[CheckFinding],
 
     A function that adds the same numbers to any input, other ones for each token, adds positions of its own.
     """
+    callers = callers_beside(subject)
     for name in POSITIONS:
-        found = likeness(subject, REFERENCES[name], is_rounding=caller.undone.rounding).finding
+        found = likeness(subject, REFERENCES[name], True, caller.undone.rounding, callers).finding
         if found.verdict == "right":
             return [found], (name,)
     # inputs of two seeds
@@ -269,7 +270,8 @@ def _steps_findings(subject: Subject, best: _Examination) -> list[CheckFinding]:
         names = [best.equal[0]]
     elif is_recurrent and is_module:
         names = ["luong_general"] if any(p.ndim > 1 for p in subject.function.parameters()) else ["luong_dot"]
-    found = (likeness(subject, REFERENCES[name], name == names[0], best.caller.undone.rounding) for name in names)
+    rounding, callers = best.caller.undone.rounding, callers_beside(subject)
+    found = (likeness(subject, REFERENCES[name], name == names[0], rounding, callers) for name in names)
     seems = next(found)
     right = next((one.finding for one in (seems, *found) if one.finding.verdict == "right"), None)
     if right is not None:

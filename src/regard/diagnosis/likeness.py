@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -86,6 +87,22 @@ class Way:
             values.append(run([step], values[-1]))
         return values
 
+    @cached_property
+    def kept(self) -> dict[tuple[tuple[int, str], ...], list[Values]]:
+        """Mistakes by the numbers of their steps -> the values before the first of these steps and each later one."""
+        return {}
+
+    def before_with(self, number: int, wrong: Mapping[str, str]) -> Values:
+        """The values before a step, where earlier steps have these mistakes. Pairs of mistakes share them."""
+        mistakes = tuple((n, wrong[step.name]) for n, step in enumerate(self.steps[:number]) if step.name in wrong)
+        if not mistakes:
+            return self.before[number]
+        first = mistakes[0][0]
+        values = self.kept.setdefault(mistakes, [self.before[first]])
+        for step in self.steps[first + len(values) - 1 : number]:
+            values.append(run([step], values[-1], wrong))
+        return values[number - first]
+
     @property
     def text(self) -> str:
         """The conventions, and the matrices by their roles, in words."""
@@ -117,14 +134,19 @@ class Likeness:
 
 @torch.no_grad()
 def likeness(
-    subject: Subject, reference: Reference, names_mistakes: bool = True, is_rounding: bool | None = None
+    subject: Subject,
+    reference: Reference,
+    names_mistakes: bool = True,
+    is_rounding: bool | None = None,
+    callers: list[Caller] | None = None,
 ) -> Likeness:
     """The verdict about a function beside a reference: equal, a mistake, the first step that differs, or unknown.
 
     Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
     `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
+    `callers` are those of `callers_beside`, if it is compared with several references.
     """
-    callers = _callers(replace(subject, function=with_drawn_parameters(subject.function)))
+    callers = callers_beside(subject) if callers is None else callers
     # one token hides other mistakes, and so does one vector, but that of the state of a decoder
     clear = [c for c in callers if not (c.is_of_one_token or (c.query_axes == "d" and len(c.roles.inputs) == 3))]
     callers = clear if any(c.query_axes != "d" for c in clear) else callers
@@ -194,8 +216,13 @@ def _rounding(caller: Caller) -> CheckFinding | None:
     return finding if finding is not None and finding.verdict == "wrong" else None
 
 
-def _callers(subject: Subject) -> list[Caller]:
-    """Calls that return an output for each query; if there are none, all calls that run."""
+@torch.no_grad()
+def callers_beside(subject: Subject) -> list[Caller]:
+    """Calls to compare with a reference, with drawn parameters: those that return an output for each query.
+
+    If there are none, all calls that run.
+    """
+    subject = replace(subject, function=with_drawn_parameters(subject.function))
     try:
         return callers_of(subject)
     except RegardError:
@@ -388,15 +415,15 @@ def _agrees(way: Way, case: Case, wrong: Mapping[str, str]) -> bool:
 
     `wrong` are the mistakes of steps, by their names; {} if all are right.
     """
-    # in the call of the way itself, the values before the first wrong step are known
-    first = next((n for n, step in enumerate(way.steps) if step.name in wrong), 0)
+    # in the call of the way itself, the values before the last wrong step are known
+    numbers = [n for n, step in enumerate(way.steps) if step.name in wrong and case is way.case] or [0]
+    first, last = numbers[0], numbers[-1]
     start = way.before[first] if case is way.case else _values(case, way.num_heads, way.matrices)
-    steps = way.steps[first if case is way.case else 0 :]
     try:
-        values = run(steps, start, wrong)
+        values = run(way.steps[last:], way.before_with(last, wrong) if last > first else start, wrong)
         # the function may give zeros to a query without any visible key
         if values.output.isnan().any() and not any(x.isnan().any() for x in case.returned):
-            values = run(steps, Values(**{**vars(start), "of_no_keys": 0.0}), wrong)
+            values = run(way.steps[first:], Values(**{**vars(start), "of_no_keys": 0.0}), wrong)
     except (RuntimeError, IndexError):  # a mistake that these sizes do not allow
         return False
     if any(_same(values.output, x, case.tolerance) for x in case.returned):
@@ -429,11 +456,13 @@ def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
 
     NaN and inf must stand in the same places.
     """
-    finite = one.isfinite()
-    if not torch.equal(finite, other.isfinite()):
-        return False
-    one, difference = one[finite], (one - other)[finite]
-    return not len(one) or bool(difference.abs().max() <= tolerance * (one.abs().max() + 1e-6))
+    difference, size = (one - other).abs(), one.abs()
+    if not (size.numel() and math.isfinite(difference.max())):  # the usual case needs no search for numbers
+        finite = one.isfinite()
+        if not torch.equal(finite, other.isfinite()):
+            return False
+        difference, size = difference[finite], size[finite]
+    return not size.numel() or bool(difference.max() <= tolerance * (size.max() + 1e-6))
 
 
 def _mistake_of(tried: list[Way], reference: Reference) -> Likeness:

@@ -157,13 +157,13 @@ def png(figure: Any) -> bytes:
 def saved(figure: Any, kind: str, **options: Any) -> bytes:
     """A figure of matplotlib as the bytes of a file of this `kind`, such as "png". `options` are those of `savefig`."""
     content = BytesIO()
-    with boxes_for_missing_glyphs(), rc_context(FONT_OPTIONS | NO_LAYOUT), _laid_out(figure):
+    with boxes_for_missing_glyphs(), rc_context(FONT_OPTIONS | NO_LAYOUT), laid_out(figure):
         figure.savefig(content, format=kind, **options)
     return content.getvalue()
 
 
 @contextmanager
-def _laid_out(figure: Any) -> Iterator[None]:
+def laid_out(figure: Any) -> Iterator[None]:
     """A block in which a figure has its layout already, so that savefig does not draw it a second time for it.
 
     The layout engine is put back after the block.

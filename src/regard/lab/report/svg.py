@@ -56,9 +56,13 @@ def element(name: str, title: str, description: str, size: tuple[float, float], 
 def drawing(figure: Any, name: str, title: str, description: str, look: str) -> Figure:
     """A matplotlib figure as an SVG element: text stays text, ids are unique, and the result is deterministic."""
     import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    from regard.drawing.canvas import laid_out
 
     buffer = io.StringIO()
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+    FigureCanvasSVG(figure).figure.dpi = 72  # the layout measures texts as the file has them
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}), laid_out(figure):
         figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = buffer.getvalue()
     view_box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text)
