@@ -91,6 +91,24 @@ def test_a_mask_answers_for_each_pair_alone(kind, data, sizes):
         assert ((of_query == of_key) & (of_query >= 0)).expand(expected.shape).equal(expected)
 
 
+@pytest.mark.parametrize("kind", [kind for kind in simple_masks(1, 1, 1) if kind not in ("tensor", "groups")])
+@settings(max_examples=20)
+@given(data=st.data(), sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)).map(sorted))
+def test_a_mask_knows_the_keys_of_any_range_of_queries(kind, data, sizes):
+    """Also of an empty one, and of one that begins before the first query or ends after the last.
+
+    Masks of one tensor know the queries of its rows only.
+    """
+    (I, J), first = sizes, sizes[1] - sizes[0]
+    mask = data.draw(simple_masks(2, I, J)[kind])
+    rows = mask.dense(I, J, batch_size=2, num_heads=2).flatten(0, 1)
+    start, stop = sorted(data.draw(st.tuples(st.integers(-2, J + 3), st.integers(-2, J + 3))))
+    inside = rows[:, max(start - first, 0) : max(stop - first, 0)].flatten(0, 1)
+    some, every = ({j for j in range(J) if j in answer(start, stop)} for answer in (mask.any_allowed, mask.all_allowed))
+    assert set(inside.any(0).nonzero().flatten().tolist()) <= some
+    assert not len(inside) or every <= set(inside.all(0).nonzero().flatten().tolist())
+
+
 @settings(max_examples=200)
 @given(data=st.data(), I=st.integers(1, 16), J=st.integers(1, 16))
 def test_the_edges_of_a_mask_lie_in_order_between_the_first_and_the_last_query(data, I, J):
