@@ -12,10 +12,12 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
+from exact_reductions import some_reductions
 from extras import needs_transformers
 from regard.catalog import mechanisms
 from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.maps import attention_map, transported_map
+from regard.maps import gradients as gradients_of_maps
 from regard.maps.changed_map import HeadMean, PositiveMap, ValueWeightedMap
 from regard.maps.joined import joined
 from regard.maps.reductions import Pyramid
@@ -698,3 +700,17 @@ def test_no_heads_of_weight_times_gradient_are_an_empty_map_as_of_weights(heads,
     links = rg.maps.GradientMap(seen.weights, torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4))
     for chosen in (([], []), ([0], []), ([], [0])):
         assert links.select(*chosen).dense().shape == seen.weights.select(*chosen).dense().shape
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_a_reduction_whose_states_of_disjoint_queries_add_up_says_so():
+    """Gradients of others keep the state before each range of queries."""
+    weights = rg.Attention()(*torch.randn(3, 1, 2, 9, 4)).weights
+    reductions = (*some_reductions(*weights.shape, 1), Strongest(), Above())
+    for reduction in reductions:
+        new, *states = ([part.double() for part in reduction.init(weights.shape, weights.device)] for _ in range(4))
+        for tile in weights.tiles():
+            for state in (states[tile.rows.start > 2], states[2]):
+                reduction.add(state, tile)
+        adds = all(torch.allclose(a + b - empty, both) for empty, a, b, both in zip(new, *states, strict=True))
+        assert gradients_of_maps._adds_up(reduction) is adds, reduction

@@ -237,6 +237,7 @@ def small_tiles():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
         patch.setattr("regard.maps.attention_map.TILE", (5, 4))
+        patch.setattr("regard.maps.transported_map.TILE", (5, 4))
         patch.setattr("regard.maps.attention_map.GAP", 1)
         patch.setattr("regard.maps.attention_map.WORKSPACE", 4096)
         yield
