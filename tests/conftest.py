@@ -84,7 +84,9 @@ def small_blocks(monkeypatch):
     """Blocks, chunks and tiles of a few tokens, so that tiny problems cross many of their borders."""
     monkeypatch.setattr("regard.engine.blocked.LARGEST_BLOCK", 7)
     monkeypatch.setattr("regard.engine.linear.CHUNK", 4)
+    monkeypatch.setattr("regard.engine.recurrent.transport.CHUNK", 2)
     monkeypatch.setattr("regard.maps.attention_map.TILE", (5, 4))
+    monkeypatch.setattr("regard.maps.transported_map.TILE", (5, 4))
     monkeypatch.setattr("regard.maps.attention_map.GAP", 1)
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4096)
 

@@ -264,12 +264,13 @@ def _request(
         options = options._replace(mask=order.mask_of(_as_tensor(options.mask)))
         earlier = cache.length if isinstance(cache, Cache) else None
         attention = options.applied(attention, Sizes.of(query, key, value), positions, earlier)
-    if isinstance(query, Tensor) and query.is_inference():
-        query, key, tensors = _copies(query), _copies(key), {name: _copies(t) for name, t in tensors.items()}
+    query, key = _copied_inference(query), _copied_inference(key)
+    if tensors:
+        tensors = {name: _copied_inference(tensor) for name, tensor in tensors.items()}
     return Request(attention, query, key, value, positions, None, None, engine, tensors), order  # type: ignore[arg-type]
 
 
-def _copies(tensor: Tensor) -> Tensor:
+def _copied_inference(tensor: Tensor) -> Tensor:
     """A copy of an inference tensor: it counts no changes in place, so a map could not refuse after one."""
     return tensor.clone() if isinstance(tensor, Tensor) and tensor.is_inference() else tensor
 

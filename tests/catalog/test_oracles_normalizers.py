@@ -270,3 +270,11 @@ def test_sum_of_scores_that_are_all_0_gives_no_weight():
         v,
         (np.zeros((1, 1, 2, 4)), np.zeros((1, 1, 2, 2))),
     )
+
+
+@pytest.mark.parametrize("normalizer", [rg.normalizers.Softmax(), rg.normalizers.Softmax(sink=0.5)], ids=repr)
+def test_no_logarithm_of_a_weight_is_above_zero(normalizer):
+    """A log-sum-exp may have been rounded below the greatest score."""
+    scores = torch.tensor([[[[0.0, 3.0]]]])
+    logs = normalizer.log_weights(scores.clone(), (torch.tensor([[[2.5]]]),))
+    assert logs.flatten().tolist() == [-2.5, 0.0]

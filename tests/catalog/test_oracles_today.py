@@ -98,6 +98,8 @@ def test_longrope_is_that_of_phi_3(attention, q, k, v):
     ("scaling", "kind", "options"),
     [
         (rg.encodings.YaRNScaling(8.0, 4096), "yarn", {"factor": 8.0}),
+        (rg.encodings.YaRNScaling(1.5, 4096), "yarn", {"factor": 1.5}),
+        (rg.encodings.YaRNScaling(1.0, 4096), "yarn", {"factor": 1.0}),
         (rg.encodings.YaRNScaling(32.0, 4096, is_rounded=False), "yarn", {"factor": 32.0, "truncate": False}),
         (rg.encodings.YaRNScaling(8.0, 128, 16.0, 2.0), "yarn", {"factor": 8.0, "beta_fast": 16, "beta_slow": 2}),
         (rg.encodings.YaRNScaling(4.0, 64, attention_factor=1.5), "yarn", {"factor": 4.0, "attention_factor": 1.5}),

@@ -9,6 +9,8 @@ from torch import nn
 import regard as rg
 from kernels import needs_kernel
 from regard.engine import decoding
+from regard.engine.kernel.attention import FEW_ROWS
+from regard.engine.kernel.engine import FEWEST_NUMBERS
 from regard.hf import backend
 from regard.hf.masks.graph_masks import GraphMask
 
@@ -52,3 +54,26 @@ def test_which_masks_let_a_single_query_attend_to_all_keys(name):
     assert not backend._is_plain(mask, 2, 9, {})
     assert not backend._is_plain(mask, 1, 9, {"softcap": 3.0})
     assert not backend._is_plain(mask, 1, 9, {"s_aux": torch.zeros(4)})
+
+
+@needs_kernel
+@pytest.mark.parametrize("learns", [False, True])
+@pytest.mark.parametrize(("heads", "queries"), [(1, FEW_ROWS), (FEW_ROWS, 1), (2, FEW_ROWS // 2), (3, FEW_ROWS // 2)])
+def test_the_kernel_takes_few_rows_of_a_key_head_without_gradients(heads, queries, learns, monkeypatch):
+    monkeypatch.setattr(decoding, "can_run", lambda *tensors: True)
+    monkeypatch.setattr(decoding, "few_rows_pay", lambda num_numbers, dtype: True)
+    query, key = torch.zeros(1, 2 * heads, queries, 8, requires_grad=learns), torch.zeros(1, 2, 100, 8)
+    assert decoding._kernel_pays(query, key, key) is (heads * queries <= FEW_ROWS and not learns)
+    with torch.no_grad():
+        assert decoding._kernel_pays(query, key, key) is (heads * queries <= FEW_ROWS)
+
+
+@needs_kernel
+@pytest.mark.parametrize("dtype", FEWEST_NUMBERS)
+def test_the_kernel_takes_many_numbers_of_keys_and_values(dtype, monkeypatch):
+    monkeypatch.setattr(decoding, "can_run", lambda *tensors: True)
+    for length in (2 * FEWEST_NUMBERS[dtype] // 12 - 8, 2 * FEWEST_NUMBERS[dtype] // 12 + 8):
+        query, key, value = (
+            torch.zeros(1, 1, 1, 1, dtype=dtype).expand(1, 1, n, D) for n, D in ((1, 8), (length, 8), (length, 4))
+        )
+        assert decoding._kernel_pays(query, key, value) is (12 * length >= 2 * FEWEST_NUMBERS[dtype])

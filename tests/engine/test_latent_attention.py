@@ -137,6 +137,24 @@ def test_a_latent_cache_in_attend_is_a_growing_cache_of_half_the_size():
         attention(q, key, key[..., R:] + 1, cache=rg.caches.LatentCache())
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        lambda key: key[:1, ..., R:],
+        lambda key: key[:, :1, :, R:],
+        lambda key: key[:, :, :4, R:],
+        lambda key: key[..., R:].float(),
+        lambda key: key[..., R:].detach().view(torch.int64),
+        lambda key: torch.cat((key, key), -1),
+    ],
+)
+def test_a_latent_cache_refuses_values_of_another_shape_or_dtype(values):
+    """Also those that begin where the last channels of the keys do."""
+    key = torch.randn(2, 2, 6, R + C).double()
+    with pytest.raises(rg.RegardError, match="the last channels of the keys"):
+        rg.caches.LatentCache().extend(key, values(key))
+
+
 def test_mistakes_say_what_to_do():
     with pytest.raises(rg.RegardError, match=r"inputs must be \(batch, length, 16\)"):
         layer()(torch.randn(2, 3, 8))

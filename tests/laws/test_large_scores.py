@@ -12,6 +12,7 @@ import torch
 import regard as rg
 from kernels import needs_kernel
 from regard import reference
+from regard.engine import rows
 from regard.maps.scored_map import dot_tensors, is_dot
 from regard.maps.stored import load_map, save_map
 
@@ -267,6 +268,33 @@ def test_a_page_does_not_send_a_coarse_statistic():
     x = torch.ones(1, 1, 4, 4)
     assert is_dot(rg.Attention()(x, x, x).weights)
     assert not is_dot(rg.Attention()(1e6 * x, x, x).weights)
+
+
+@torch.no_grad()
+def test_a_page_sends_one_mask_for_all_heads_or_the_weights():
+    x, of_heads = torch.ones(1, 2, 4, 4), torch.ones(2, 4, 4).tril().bool()
+    for mask, is_one in (
+        (rg.causal(), True),
+        (rg.mask_tensor(of_heads[0]), True),
+        (rg.mask_tensor(of_heads[None]), False),
+    ):
+        assert is_dot(rg.Attention(mask=mask)(x, x, x).weights) is is_one
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("start", "num_keys"), [(0, 12), (7, 12), (3, 40)])
+def test_a_coarse_row_is_computed_again_from_the_keys_that_it_may_attend_to(start, num_keys, monkeypatch):
+    """Whatever the position of the first query."""
+    q, k = torch.randn(1, 1, 5, 4), torch.randn(1, 1, num_keys, 4)
+    q[:, :, 2:4] *= 1e6
+    mask, widths = rg.causal() & rg.window(3), []
+    scores = rows.scores
+    monkeypatch.setattr(rows, "scores", lambda *given: widths.append(scores(*given)) or widths[-1])
+    positions = rg.types.Positions.of(start, 5, num_keys)
+    weights = rg.Attention(mask=mask)(q, k, k, positions=positions, engine="fused").weights
+    assert not weights.row_statistic[1][:, :, [0, 1, 4]].any() and len(widths) == 1
+    seen = mask.dense(start + 5, max(start + 5, num_keys))[start + 2 : start + 4].any(0).sum()
+    assert widths[0].shape == (1, 1, 2, seen)
 
 
 @torch.no_grad()

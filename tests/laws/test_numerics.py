@@ -147,6 +147,24 @@ def test_weights_read_in_inference_mode_are_those_of_the_call(name):
         torch.testing.assert_close(weights.dense(), expected)
 
 
+@pytest.mark.parametrize("name", ["self_attention", "deltanet", "alibi", "nystrom"])
+def test_an_inference_tensor_among_others_may_change_after_the_call(name):
+    """Any one that the weights depend on."""
+    attention, *inputs = rg.mechanism(name).example()
+    own = rg.mechanism(name).tensors(attention, *inputs)
+    given = dict(zip("qkv", inputs, strict=True)) | own
+    for label in given:
+        with torch.inference_mode():
+            alone = given[label].clone()
+        q, k, v, *others = (given | {label: alone}).values()
+        with torch.no_grad():
+            weights = attention(q, k, v, **dict(zip(own, others, strict=True))).weights
+            expected = attention(*inputs, **own).weights.dense()
+        with torch.inference_mode():
+            alone.mul_(2)
+        torch.testing.assert_close(weights.dense(), expected)
+
+
 @pytest.mark.parametrize("size", [0, 1, 5])
 def test_slices_of_indices_are_those_of_a_range(size):
     ends = (None, -7, -2, 0, 1, 3, 9)

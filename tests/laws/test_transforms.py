@@ -342,6 +342,9 @@ def test_a_compiled_model_breaks_its_graph_at_attend_and_says_why_without_a_brea
     compiled = torch.compile(model, backend="eager")
     agree(compiled(*leaves), model(*leaves), [*leaves, *model.parameters()])
     torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="plans by sizes and masks in Python"):
+        torch.compile(model, backend="eager", fullgraph=True)(*leaves)  # also once a call was left out of a graph
+    torch._dynamo.reset()
 
 
 def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):

@@ -42,20 +42,20 @@ def watched(model, **options):
 def no_tiles(monkeypatch):
     """Computing a tile of weights is an error."""
 
-    def refused(self):
+    def refused(self, rows, parts, collected):
         raise AssertionError("tiles were computed")
 
-    monkeypatch.setattr(rg.AttentionMap, "tiles", refused)
+    monkeypatch.setattr(ScoredMap, "_weights_of_strip", refused)
 
 
 def on_tiles(monkeypatch, compute):
     with monkeypatch.context() as patch:
         patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
-        patch.setattr(rg.AttentionMap, "tiles", TILES)
+        patch.setattr(ScoredMap, "_weights_of_strip", WEIGHTS_OF_STRIP)
         return compute()
 
 
-TILES = rg.AttentionMap.tiles
+WEIGHTS_OF_STRIP = ScoredMap._weights_of_strip
 STATISTICS = (
     rg.maps.Entropy(),
     rg.maps.TopLinks(4),

@@ -218,3 +218,16 @@ def test_drawn_sizes(data):
     ).weights
     with pytest.MonkeyPatch.context() as patch:
         check_equal(weights.summarize(*reductions), by_tiles(patch, weights, reductions))
+
+
+@pytest.mark.parametrize("shift", [-1, 0, 1])
+def test_weight_on_later_keys_is_computed_without_a_tile(shift, monkeypatch):
+    """The kernels know the sum over the keys after the query, and of no other pairs."""
+    weights = rg.Attention()(*tensors((90, 90))).weights
+    allowed = torch.ones(90, 90).triu(1 + shift)
+    exact, tiles = (weights.dense() * allowed).sum(-1), []
+    strip = ScoredMap._weights_of_strip
+    monkeypatch.setattr(ScoredMap, "_weights_of_strip", lambda *given, **more: tiles.append(1) or strip(*given, **more))
+    later = rg.mask_mod(lambda b, h, i, j: j > i + shift) if shift else ~rg.causal()
+    torch.testing.assert_close(weights.summarize(rg.maps.MassWhere(later))[0], exact)
+    assert bool(tiles) is (shift != 0)

@@ -125,3 +125,14 @@ def test_a_selection_beyond_the_budget_is_refused_before_it_is_read():
     places = torch.zeros(1 << 15, dtype=torch.long)
     with pytest.raises(rg.RegardError, match=r"takes .* MiB, the budget is 1,024 MiB"):
         weights[:, :, places, places[:, None]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7])
+def test_a_few_pairs_are_read_as_one_tile(count, monkeypatch):
+    weights, rows, tiles = plain(), torch.arange(count), []
+    expected, read = weights.dense()[0, 0, rows, rows], type(weights).tile
+    monkeypatch.setattr(
+        type(weights), "tile", lambda self, *given, **more: tiles.append(1) or read(self, *given, **more)
+    )
+    torch.testing.assert_close(weights[0, 0, rows, rows], expected)
+    assert len(tiles) <= 1

@@ -221,3 +221,45 @@ def test_gradients_of_reductions_are_those_of_the_dense_weights(make):
             assert (a is None) == (b is None)
             if a is not None:
                 torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "shape", [(11, 2), (2, 11, 2), (1, 11, 2), (3, 11, 2), (6, 11, 2), (1, 1, 11, 2), (2, 6, 11, 2)]
+)
+def test_a_product_with_values_of_the_map_forms_no_dense_weights(shape, monkeypatch):
+    """Values of a batch entry or of a head may be those of all of them."""
+    weights, values = plain(heads=6), torch.randn(shape)
+    exact = weights.dense() @ (values.repeat_interleave(6 // shape[-3], -3) if len(shape) > 2 else values)
+    monkeypatch.setattr(type(weights), "dense", None)
+    close(weights @ values, exact)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_product_with_values_of_all_heads_forms_no_dense_weights(heads, monkeypatch):
+    weights, values = plain(heads=heads), torch.randn(11, 2)
+    exact = weights.dense() @ values
+    monkeypatch.setattr(type(weights), "dense", None)
+    close(weights @ values, exact)
+
+
+class Visits(rg.maps.Reduction):
+    """How often a tile has each pair."""
+
+    def __init__(self, reads_weights):
+        self.reads_weights = reads_weights
+
+    def init(self, shape, device):
+        return [torch.zeros(shape)]
+
+    def add(self, state, tile):
+        pairs = state[0][:, :, tile.rows, tile.cols]
+        assert tile.weights.shape == pairs.shape
+        pairs += 1
+
+
+@every_map
+def test_tiles_have_each_weight_above_zero_once_whether_it_is_read_or_not(name, small_blocks):
+    weights = map_of(name)
+    (visits,), (unread,) = (weights.reduction_states([visits])[visits] for visits in (Visits(True), Visits(False)))
+    assert torch.equal(visits, unread) and not (visits > 1).any()
+    assert not ((weights.dense() != 0) & (visits == 0)).any()

@@ -179,3 +179,17 @@ def test_a_detached_joined_map_has_no_graph():
     detached = weights.detach()
     assert not detached.requires_grad and not detached[0, 0, 1].requires_grad
     torch.testing.assert_close(detached.dense(), weights.dense().detach())
+
+
+def test_a_map_is_signed_if_any_of_its_parts_is():
+    x = torch.randn(1, 2, 5, 4)
+    unsigned, signed = rg.Attention()(x, x, x).weights, rg.maps.DenseMap(torch.randn(1, 2, 5, 5))
+    assert not rg.maps.ProductMap([unsigned, unsigned]).is_signed
+    for factors in ([unsigned, signed], [signed, unsigned], [signed, signed]):
+        assert rg.maps.ProductMap(factors).is_signed and not rg.maps.ProductMap(factors).has_shares
+    for sign in (1, -1):
+        groups = rg.composites.ProjectedGroups(5, 2)
+        with torch.no_grad():
+            groups.of_keys.abs_()
+            groups.of_values.abs_().mul_(sign)
+        assert rg.composites.Grouped(rg.Attention(), groups)(x, x, x).weights.is_signed is (sign < 0)

@@ -12,11 +12,14 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import regard as rg
+from exact_reductions import some_reductions
 from extras import needs_transformers
 from regard.catalog import mechanisms
 from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.maps import attention_map, transported_map
+from regard.maps import gradients as gradients_of_maps
 from regard.maps.changed_map import HeadMean, PositiveMap, ValueWeightedMap
+from regard.maps.joined import joined
 from regard.maps.reductions import Pyramid
 from regard.maps.stored import save_map
 from regard.stats import Agreement, Offsets
@@ -114,6 +117,46 @@ def test_gradients_of_weights_and_reductions_are_those_of_dense_weights(name):
     expected = sum(times_noise(exact) for _, exact in pairs)
     for found, exact in zip(gradients(loss, learned), gradients(expected, learned), strict=True):
         torch.testing.assert_close(found, exact, **ROUNDED)
+
+
+@every_mechanism
+def test_a_map_is_in_the_graph_if_one_of_its_tensors_is_and_gradients_are_recorded(name):
+    attention, inputs, tensors, learned = drawn_call(name, batch=1)
+    for alone in learned:
+        for tensor in (*learned, inputs[2]):
+            tensor.requires_grad_(tensor is alone)
+        is_in_graph = dense_weights(attention, inputs, tensors).requires_grad
+        assert live_map(attention, inputs, tensors).weights.requires_grad is is_in_graph
+        with torch.no_grad():
+            assert not live_map(attention, inputs, tensors).weights.requires_grad
+    alone.requires_grad_(False)
+    assert not live_map(attention, inputs, tensors).weights.requires_grad
+
+
+def of_keys(k):
+    return rg.Attention()(torch.ones(1, 2, 5, 4), k, k).weights
+
+
+#: Maps that are made of others and of tensors, with the shapes of the tensors.
+MADE = {
+    "sum": (lambda k, l, c, d: rg.maps.SumMap([of_keys(k), of_keys(l)], [c, d]), (5, 4), (5, 4), (5, 1), (5, 1)),
+    "product": (lambda k, l: rg.maps.ProductMap([of_keys(k), of_keys(l)]), (5, 4), (5, 4)),
+    "joined": (lambda k, l: joined([of_keys(k), of_keys(torch.cat((k, l), 2))]), (5, 4), (5, 4)),
+    "gradient": (lambda k, g, v: rg.maps.GradientMap(of_keys(k), g, v), (5, 4), (5, 3), (5, 3)),
+    "value weighted": (lambda k, norms: rg.maps.ValueWeightedMap(of_keys(k), norms), (5, 4), (5,)),
+    "shares": (lambda k, g, v: rg.maps.GradientMap(of_keys(k), g, v).shares(), (5, 4), (5, 3), (5, 3)),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_map_that_is_made_of_others_is_in_the_graph_if_one_of_its_tensors_is(name):
+    make, *shapes = MADE[name]
+    for which in range(len(shapes)):
+        tensors = [torch.rand(1, 2, *shape).requires_grad_(n == which) for n, shape in enumerate(shapes)]
+        assert make(*tensors).requires_grad
+        with torch.no_grad():
+            assert not make(*tensors).requires_grad
+    assert not make(*(tensor.detach() for tensor in tensors)).requires_grad
 
 
 def strongest(weights):
@@ -657,3 +700,17 @@ def test_no_heads_of_weight_times_gradient_are_an_empty_map_as_of_weights(heads,
     links = rg.maps.GradientMap(seen.weights, torch.randn(1, heads, 5, 4), torch.randn(1, groups, 5, 4))
     for chosen in (([], []), ([0], []), ([], [0])):
         assert links.select(*chosen).dense().shape == seen.weights.select(*chosen).dense().shape
+
+
+@pytest.mark.usefixtures("small_ranges")
+def test_a_reduction_whose_states_of_disjoint_queries_add_up_says_so():
+    """Gradients of others keep the state before each range of queries."""
+    weights = rg.Attention()(*torch.randn(3, 1, 2, 9, 4)).weights
+    reductions = (*some_reductions(*weights.shape, 1), Strongest(), Above())
+    for reduction in reductions:
+        new, *states = ([part.double() for part in reduction.init(weights.shape, weights.device)] for _ in range(4))
+        for tile in weights.tiles():
+            for state in (states[tile.rows.start > 2], states[2]):
+                reduction.add(state, tile)
+        adds = all(torch.allclose(a + b - empty, both) for empty, a, b, both in zip(new, *states, strict=True))
+        assert gradients_of_maps._adds_up(reduction) is adds, reduction

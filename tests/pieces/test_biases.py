@@ -50,3 +50,22 @@ def test_a_given_tensor_is_added_pair_by_pair_and_kept_as_diagonals_where_it_has
     term = bias.term(rg.types.Grid.whole(positions, 2, 2, 5), None, None)
     assert term.expand(2, 2, 5, 7).equal(tensor.expand(2, 2, 5, 7))
     assert hasattr(bias, "table") == (is_diagonal and shape == (1, 2, 5, 7))
+
+
+@pytest.mark.parametrize("name", BIASES)
+def test_a_bias_says_whether_its_term_depends_on_the_distance_alone(name):
+    bias = BIASES[name](2, 8)
+    if not isinstance(bias, rg.biases.AdditiveBias):
+        assert not bias.relative
+        return
+    for parameter in getattr(bias, "parameters", list)():
+        torch.nn.init.normal_(parameter)
+    positions = rg.types.Positions.aligned_to_end(9, 9)
+    grid, (query, key) = rg.types.Grid.whole(positions, 1, 2, 9), torch.randn(2, 1, 2, 9, 8)
+    term = bias.term(grid, *bias.prepare(query, key, positions)).expand(1, 2, 9, 9)
+    assert bias.relative is term[..., 1:, 1:].allclose(term[..., :-1, :-1])
+
+
+def test_kerple_begins_with_parameters_between_a_half_and_one_and_a_half():
+    for parameter in rg.biases.KERPLEBias(1000).parameters():
+        assert parameter.min() >= 0.5 and parameter.max() < 1.5 and parameter.mean().item() == pytest.approx(1, abs=0.1)

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.pieces.mask_conventions import hides
+from regard.pieces.mask_conventions import _evidence, hides
 
 B, H, N, D = 2, 2, 6, 4
 ALLOWED = torch.ones(N, N).tril().bool()
@@ -197,3 +197,18 @@ def test_numbers_hide_their_keys_if_there_is_but_one_beside_0_or_if_they_are_far
     assert hides(mask).tolist() == [[False, True], [False, False]]
     assert not hides(bias).any() and not hides(torch.tensor([[0.0, -9999.0]])).any()
     assert hides(torch.tensor([[-3.0, -1.1e8, -0.9e8]])).tolist() == [[False, True, False]]
+
+
+@pytest.mark.parametrize("shape", [(5,), (2, 5), (3, 1, 5), (2, 1, 3, 5), (1, 5, 1, 4)])
+@pytest.mark.parametrize("has_pairs", [False, True])
+def test_a_row_without_a_key_shows_the_sense_of_ones_and_zeros(shape, has_pairs):
+    """Rows are those of the last axis: a query needs a key. No shape here is square."""
+    for seed in range(40):
+        value = (torch.rand(shape, generator=torch.Generator().manual_seed(seed)) < seed % 4 / 3).int()
+        rows = value.flatten(0, -2).tolist() if len(shape) > 1 else [value.tolist()]
+        has_empty, has_full = ([bit] * shape[-1] in rows for bit in (0, 1))
+        found = _evidence(value, has_pairs)
+        if has_empty == has_full:
+            assert found is None
+        else:
+            assert found is not None and found[1] is has_full and f"all {int(has_full)}" in found[0]

@@ -16,6 +16,7 @@ from drawn import coins, grids, masks, placings, simple_masks, trees
 from regard.base.shapes import Sizes
 from regard.base.spans import Spans
 from regard.engine.blocks import blocks
+from regard.pieces.contents import split_tensors
 from regard.pieces.same_group import SameGroup, groups_mask
 from regard.reference.basics import Place
 from regard.reference.masks import attends as attends_by_definition
@@ -89,6 +90,24 @@ def test_a_mask_answers_for_each_pair_alone(kind, data, sizes):
     if (numbers := mask.numbers(some)) is not None:
         of_query, of_key = numbers[0].view(-1, 1, len(rows), 1), numbers[1].view(-1, 1, 1, len(cols))
         assert ((of_query == of_key) & (of_query >= 0)).expand(expected.shape).equal(expected)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in simple_masks(1, 1, 1) if kind not in ("tensor", "groups")])
+@settings(max_examples=20)
+@given(data=st.data(), sizes=st.tuples(st.integers(1, 12), st.integers(1, 12)).map(sorted))
+def test_a_mask_knows_the_keys_of_any_range_of_queries(kind, data, sizes):
+    """Also of an empty one, and of one that begins before the first query or ends after the last.
+
+    Masks of one tensor know the queries of its rows only.
+    """
+    (I, J), first = sizes, sizes[1] - sizes[0]
+    mask = data.draw(simple_masks(2, I, J)[kind])
+    rows = mask.dense(I, J, batch_size=2, num_heads=2).flatten(0, 1)
+    start, stop = sorted(data.draw(st.tuples(st.integers(-2, J + 3), st.integers(-2, J + 3))))
+    inside = rows[:, max(start - first, 0) : max(stop - first, 0)].flatten(0, 1)
+    some, every = ({j for j in range(J) if j in answer(start, stop)} for answer in (mask.any_allowed, mask.all_allowed))
+    assert set(inside.any(0).nonzero().flatten().tolist()) <= some
+    assert not len(inside) or every <= set(inside.all(0).nonzero().flatten().tolist())
 
 
 @settings(max_examples=200)
@@ -519,3 +538,40 @@ def test_a_dense_mask_refuses_sizes_that_do_not_fit():
     with pytest.raises(rg.RegardError, match="num_queries must be an integer of at least 0"):
         rg.causal().dense(-1)
     assert rg.causal().dense(0).shape == (0, 0) and rg.padding([1, 2]).dense(0, 3).shape == (2, 1, 0, 3)
+
+
+CAUSAL, PADDED = rg.causal(), rg.padding([9, 12])
+SAID = [
+    *(CAUSAL, rg.window(3), CAUSAL & rg.window(3), CAUSAL | rg.window(3), rg.masks.dilated(2, 2), CAUSAL & CAUSAL),
+    *(PADDED, PADDED & rg.padding([12, 7]), CAUSAL & PADDED, PADDED | CAUSAL, rg.window(3) & PADDED),
+    *(rg.masks.prefix(4), rg.masks.block_local(3), rg.masks.global_tokens([1, 5]), rg.documents([4, 8])),
+    *(CAUSAL & rg.masks.prefix(4), rg.masks.random_blocks(3, 1, 12), rg.masks.tree([n // 2 - 1 for n in range(12)])),
+    *(
+        rg.mask_tensor(torch.arange(144).view(12, 12) % 5 > 1),
+        rg.mask_tensor(torch.arange(288).view(2, 1, 12, 12) % 5 > 1),
+    ),
+    *(
+        rg.mask_mod(lambda b, h, i, j: (i + j) % 3 == b),
+        rg.masks.neighborhood((12,), 3),
+        rg.masks.neighborhood((3, 4), 3),
+    ),
+    *(rg.masks.sliding_tiles((3, 4), (1, 2), (1, 1)), rg.masks.chosen_keys(torch.arange(72).view(2, 1, 12, 3) % 7)),
+    rg.masks.chosen_keys(torch.arange(36).view(1, 1, 12, 3) % 7),
+]
+
+
+@pytest.mark.parametrize("mask", [*SAID, *(~mask for mask in SAID)], ids=lambda mask: str(mask).partition("<")[0])
+def test_what_a_mask_says_of_itself_is_what_its_matrix_shows(mask):
+    dense = mask.dense(12, batch_size=2, num_heads=2)
+    assert mask.relative is dense[..., 1:, 1:].equal(dense[..., :-1, :-1])
+    assert mask.keys_only is dense.equal(dense[:, :, :1].expand_as(dense))
+    assert mask.batched is not dense[0].equal(dense[1])
+    assert mask.is_lower_triangular is dense.equal(torch.ones(12, 12).tril().bool().expand_as(dense))
+
+
+def test_a_composition_has_the_tensors_of_its_predicates():
+    allowed = torch.ones(12, dtype=torch.bool)
+    predicate = rg.mask_mod(lambda b, h, i, j: allowed[j])
+    for mask in (predicate, ~predicate, predicate & CAUSAL, PADDED | predicate, ~(CAUSAL & ~predicate)):
+        (tensor,), _ = split_tensors(mask)
+        assert tensor is allowed

@@ -534,3 +534,15 @@ def test_a_key_is_a_candidate_of_a_head_if_some_query_head_of_it_may_see_the_key
         found = candidates.allowed(rows, columns, heads)
         expected = pairs[:, :, rows][..., columns].unflatten(1, (heads, -1)).any(2)
         assert found.expand(expected.shape).equal(expected)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_a_table_of_blocks_is_kept_only_where_blocks_begin_anew(size):
+    """Without documents and padding, the block of a position is known without a table."""
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, 9, 9), 1, 1, 9)
+    for mask in (None, rg.causal(), rg.window(2)):
+        assert KeyBlocks.of(size, mask, grid).irregular is None
+    for mask in (rg.documents([4, 5]), rg.padding(torch.arange(9)[None] > 3)):
+        blocks = KeyBlocks.of(size, mask, grid)
+        is_regular = torch.equal(blocks.table[0], torch.arange(9) // size)
+        assert (blocks.irregular is None) is is_regular

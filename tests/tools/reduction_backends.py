@@ -13,7 +13,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import pytest
 import torch
@@ -238,6 +237,7 @@ def small_tiles():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
         patch.setattr("regard.maps.attention_map.TILE", (5, 4))
+        patch.setattr("regard.maps.transported_map.TILE", (5, 4))
         patch.setattr("regard.maps.attention_map.GAP", 1)
         patch.setattr("regard.maps.attention_map.WORKSPACE", 4096)
         yield
@@ -245,12 +245,21 @@ def small_tiles():
 
 @contextmanager
 def kernels(level):
-    """Kernels compute, of few pairs and at the lowest level too. To compute a tile is an error."""
+    """Kernels compute, of few pairs and at the lowest level too. To compute a tile is an error.
+
+    Only what depends on distances is left to tiles if keys have gaps.
+    """
+    weights_of_strip = ScoredMap._weights_of_strip
+
+    def refused(self, *strip, **more):
+        assert len(self.positions.keys.intervals) > 1, "tiles were computed"
+        return weights_of_strip(self, *strip, **more)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiled_reductions, "FEWEST_PAIRS", 0)
         patch.setattr(library, "LOWEST_LEVEL", 0)
         patch.setenv(library.SETTING, level)
-        patch.setattr(rg.AttentionMap, "tiles", mock.Mock(side_effect=AssertionError("tiles were computed")))
+        patch.setattr(ScoredMap, "_weights_of_strip", refused)
         yield
 
 

@@ -69,10 +69,8 @@ class Spans:
             start, stop = left if left > low else low, right if right < high else high
             if start < stop:
                 common.append((start, stop))
-            if right < high:  # the interval that ends first has nothing more in common
-                a += 1
-            else:
-                b += 1
+            a += stop == right  # an interval that ends here has nothing more in common
+            b += stop == high
         return Spans(tuple(common))
 
     def __or__(self, other: Spans) -> Spans:

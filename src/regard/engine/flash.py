@@ -43,12 +43,11 @@ def flash(
     is_folded = _folds(query, key, causal, mask)
     if is_folded:  # a group as rows of one head: its keys are read once, not once for each query head
         query = group(query, key.shape[1])
-    elif kernel is not None and key.shape[1] != H:
-        key, value = _for_all_heads(key, query), _for_all_heads(value, query)
     if out_width != D:
         query, key, value = (_pad(x, max(D, out_width)) for x in (query, key, value))
     query, key, value = [x if x.is_contiguous() else _as_rows(x) for x in (query, key, value)]
     if kernel is not None:
+        key, value = _for_all_heads(key, query), _for_all_heads(value, query)
         output, logsumexp = kernel(query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
         output, logsumexp = _with_empty_rows(output, logsumexp.detach(), query, key, mask)
     else:
@@ -102,7 +101,9 @@ def flash_gradients(
 
 def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
     """Keys or values (B, G, ...), repeated for each query head where torch's CPU kernel cannot share them."""
-    return x if shares_key_heads() else x.repeat_interleave(query.shape[1] // x.shape[1], 1)
+    if shares_key_heads():
+        return x
+    return x[:, :, None].expand(-1, -1, query.shape[1] // x.shape[1], -1, -1).flatten(1, 2)  # no copy of its own heads
 
 
 def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:

@@ -75,6 +75,6 @@ def _follows(run: BlockRun, block: Block) -> bool:
         return False
     if len(block.columns.intervals) != 1 or block.columns != first.columns.shift(shift):
         return False
-    if block.full or first.full:
-        return block.full and first.full
-    return block.mask is not None and block.mask.relative and block.mask.is_same(first.mask)
+    if block.full != first.full:
+        return False
+    return block.full or (block.mask is not None and block.mask.relative and block.mask.is_same(first.mask))

@@ -22,7 +22,7 @@ from regard.maps.indices import Index, indices
 from regard.maps.reductions import are_shares
 from regard.maps.scored_map import CHANGED
 from regard.masks import causal
-from regard.pieces.contents import Originals, split_tensors, tensor_snapshot, versions_of
+from regard.pieces.contents import Originals, is_recorded, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import GroupMask, KeyGroups
 from regard.pieces.mask import Mask, sees_no_later_key
@@ -52,8 +52,7 @@ class SumMap(AttentionMap):
         first = self.parts[0]
         live = [_factor(number, factor, first) for number, factor in enumerate(factors)]
         self.factors = [factor.detach().clone() for factor in live]
-        is_live = torch.is_grad_enabled() and any(factor.requires_grad for factor in live)
-        self._live = Originals.of(*split_tensors(live)) if is_live else None
+        self._live = Originals.of(*split_tensors(live)) if is_recorded(live) else None
         self.positions, self.grid = first.positions, first.grid
         self.attention = Attention(mask=union([part.attention.mask for part in self.parts]))
 
@@ -137,7 +136,7 @@ def _factor(number: int, factor: float | Tensor, part: AttentionMap) -> Tensor:
     """The factor as a tensor (B or 1, H or 1, I or 1, 1) of the map `part`. `number` is its place, for the error."""
     B, H, I, _ = part.shape
     tensor = to_device(torch.as_tensor(factor), part.device)
-    tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape) if tensor.ndim < 4 else tensor
+    tensor = tensor.reshape(*[1] * (4 - tensor.ndim), *tensor.shape)
     fits = tensor.ndim == 4 and all(n in (1, m) for n, m in zip(tensor.shape, (B, H, I, 1), strict=True))
     if not fits:
         shape = tuple(factor.shape) if isinstance(factor, Tensor) else factor
@@ -316,8 +315,7 @@ class KeyGroupMap(RecomputedMap):
         self._tensors = [tensor_snapshot(tensor) for tensor in originals.tensors]
         self._versions = versions_of(self._shared_tensors())
         self.groups: KeyGroups = originals.template.around(self._tensors)
-        is_live = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in originals.tensors)
-        self._live = originals if is_live else None
+        self._live = originals if is_recorded(originals.tensors) else None
         grid = by_group.grid
         self.grid = Grid(grid.batch, grid.head, grid.query, positions.key(grid.device), positions)
         mask = by_group.attention.mask

@@ -210,8 +210,8 @@ def _pyramid(reduction: Pyramid, state: State, sizes: Sizes) -> Parts:
 
 def _mass_where(reduction: MassWhere, state: State, _sizes: Sizes) -> Parts | None:
     """The weight on later keys, if the mask allows exactly these; the kernels know no other mask."""
-    mask, after = reduction.mask, Spans(((1, INFINITY),))
-    is_later = mask.relative and mask.any_allowed(0, 1) == after == mask.all_allowed(0, 1)
+    mask, first_query, after = reduction.mask, (0, 1), Spans(((1, INFINITY),))
+    is_later = mask.relative and mask.any_allowed(*first_query) == after == mask.all_allowed(*first_query)
     return {"later": state[0]} if is_later else None
 
 

@@ -414,12 +414,12 @@ class Pool(Reduction[Tensor]):
     def add(self, state: State, tile: Tile) -> None:
         """Add the sums of cells: R^T W C, where R and C say which query and which key of the tile is in which cell."""
         total, row_of, col_of = state
-        of_row, top = _membership(row_of.cpu()[tile.rows], tile.weights)
-        of_col, left = _membership(col_of.cpu()[tile.cols], tile.weights)
+        rows, of_row = _membership(row_of.cpu()[tile.rows], tile.weights)
+        cols, of_col = _membership(col_of.cpu()[tile.cols], tile.weights)
         # the first product handles every weight, so it goes along the axis with fewer cells
-        few_rows = of_row.shape[-1] < of_col.shape[-1]
+        few_rows = of_row.shape[1] < of_col.shape[1]
         cells = (of_row.T @ tile.weights) @ of_col if few_rows else of_row.T @ (tile.weights @ of_col)
-        total[:, :, top : top + cells.shape[-2], left : left + cells.shape[-1]] += cells
+        total[:, :, rows, cols] += cells
 
     def merge(self, state: State, other: State) -> State:
         return [state[0] + other[0], *state[1:]]
@@ -430,11 +430,11 @@ class Pool(Reduction[Tensor]):
         return total / to_device(counts, total.device)[:, None]
 
 
-def _membership(cell_of: Tensor, like: Tensor) -> tuple[Tensor, int]:
-    """(indices of the tile, cells): 1 where the index is in the cell, else 0; and the first cell."""
+def _membership(cell_of: Tensor, like: Tensor) -> tuple[slice, Tensor]:
+    """The cells of a tile, and (indices of the tile, cells): 1 where the index is in the cell, else 0."""
     first, last = int(cell_of[0]), int(cell_of[-1])
     membership = cell_of[:, None] == torch.arange(first, last + 1, device="cpu")
-    return to_device(membership.to(like.dtype), like.device), first
+    return slice(first, last + 1), to_device(membership.to(like.dtype), like.device)
 
 
 @checked

@@ -21,7 +21,7 @@ from regard.maps.attention_map import TILE, WORKSPACE, RecomputedMap
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index
 from regard.maps.reductions import Tile
-from regard.pieces.contents import versions_of
+from regard.pieces.contents import is_recorded, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal
 from regard.pieces.transition import Steps
@@ -55,7 +55,7 @@ class TransportedMap(RecomputedMap):
         """
         self.attention, self.positions = attention, positions
         self.steps = steps.detach()
-        self._live = steps if torch.is_grad_enabled() and any(t.requires_grad for t in steps.tensors()) else None
+        self._live = steps if is_recorded(steps.tensors()) else None
         if grid is not None:
             self.grid = grid
         self._transport: Transport | None = None  # the factors, once a weight was read

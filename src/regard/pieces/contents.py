@@ -20,6 +20,7 @@ from functools import _lru_cache_wrapper, cache, cached_property, partial
 from types import CellType, FunctionType, MemberDescriptorType, MethodType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from regard.base.closures import closure_values, global_names
@@ -526,6 +527,11 @@ class Originals:
     def are_changed(self) -> bool:
         """Whether one was changed in place, so that a gradient would belong to other numbers than the snapshot."""
         return versions_of(self.tensors) != self.versions
+
+
+def is_recorded(tensors: Iterable[Tensor]) -> bool:
+    """Whether autograd records what is computed from these tensors."""
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:

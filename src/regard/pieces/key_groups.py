@@ -111,8 +111,8 @@ class MeanGroups(KeyGroups):
         """The weights of all groups of a token, divided by `size`. With overlap a token is in several groups."""
         tokens = weights.new_zeros(*weights.shape[:3], len(columns))
         columns, num_groups = to_device(columns, weights.device), weights.shape[3]
-        for earlier in range(-(-self.size // self.step)):  # the groups of a token, from the last to the first
-            group = columns // self.step - earlier
+        for earlier in range(0, self.size, self.step):  # the groups of a token, from the last to the first
+            group = (columns - earlier) // self.step
             is_inside = (group >= 0) & (group < num_groups) & (columns < group * self.step + self.size)
             if num_groups:
                 tokens += weights[..., group.clamp(0, num_groups - 1)] * is_inside

@@ -99,6 +99,7 @@ class SameToken(Reduction[Tensor]):
     tensor([[[0.5000, 0.0000, 0.5000, 0.5000]]])
     """
 
+    adds_rows = True
     keys: Tensor
     queries: Tensor | None = None
 
@@ -166,6 +167,7 @@ class Agreement(Reduction[Tensor]):
              [1., 1.]]])
     """
 
+    adds_rows = True
     special: tuple[int, ...] = ()
     every: Size = 1
 
