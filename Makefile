@@ -75,8 +75,9 @@ format: $(STAMPS)/dev ## Format the code and fix what can be fixed safely
 types: $(STAMPS)/dev ## Check the types of src
 	$(BIN)/pyright
 
-page: $(STAMPS)/dev ## Check frontend/ and bundle it into the package (node comes as a wheel)
-	cd frontend && $(NPM) ci --silent && $(NPM) run --silent check && $(NODE) build.mjs
+page: $(STAMPS)/dev ## Format and check frontend/, and bundle it into the package (node comes as a wheel)
+	cd frontend && $(NPM) ci --silent && $(NODE) node_modules/@biomejs/biome/bin/biome check --write --log-level=error \
+	  && $(NPM) run --silent check && $(NODE) build.mjs
 
 screenshots: $(STAMPS)/dev ## Take pictures of every view of the page: build/screenshots, and those of docs/images (needs chromium)
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/screenshots.py $(ARGS)

@@ -45,15 +45,10 @@ JUNK = WRONG | {
     "two axes": torch.zeros(6, 6),
     "a large integer": 10**20,
 }
-#: A right call of public names that `CALLS` of `test_mistakes.py` does not have.
+#: A right call of public names that `CALLS` of `test_mistakes.py` does not have, and that `simple_call` cannot make.
 OTHERS = {
     "AxialRoPE": {"coordinates": torch.arange(12).view(6, 2), "axes": [0, 0, 1, 1], "rates": [1.0, 0.1, 1.0, 0.1]},
-    "ChannelDecay": {"complement": False, "bonus": None},
     "Decay": {"log_decay": -0.1},
-    "Delta": {"unit": True},
-    "GatedDelta": {"unit": True},
-    "KimiDelta": {"unit": True},
-    "RWKV7": {"bonus": None},
     "StateSpace": {"rate": torch.ones(4), "skip": None},
     "DifferenceFactors": {"head_dim": 8, "initial": 0.8},
     "GateFactors": {"num_parts": 2},
@@ -63,7 +58,6 @@ OTHERS = {
     "FIREBias": {"num_heads": 4, "hidden": 8, "threshold": 4, "fixed_length": None},
     "KERPLEBias": {"num_heads": 4, "power": True},
     "Grouped": {"attention": rg.Attention(), "groups": rg.composites.MeanGroups(2)},
-    "HeadGate": {"num_heads": 4},
     "LongRoPEScaling": {"factors": [1.0, 2.0], "extension": 2.0, "trained_length": 8},
     "YaRNScaling": {"factor": 2.0, "trained_length": 8, "fast": 32.0, "slow": 1.0, "attention_factor": 1.0},
     "ProportionalScaling": {"share": 0.5, "factor": 2.0},
@@ -84,13 +78,11 @@ OTHERS = {
     "PoPE": {"num_heads": 4, "head_dim": 8, "base": 100.0},
     "PositionTemperature": {"floor": 2, "factor": 0.1, "first": 1},
     "QKNorm": {"head_dim": 8, "num_heads": 4, "num_key_value_heads": 4, "joint": True, "learned": True, "eps": 1e-6},
-    "ScalableSoftmax": {"num_heads": 4},
     "Sigmoid": {"offset": 1.0},
     "Spans": {"intervals": ((0, 2),)},
     "Positions": {"start": 0, "keys": rg.types.Spans(((0, 6),))},
     "Sum": {"parts": [rg.Attention(), rg.Attention()], "factors": [0.5, 0.5], "splits_channels": False},
     "Taps": {"numbers": torch.ones(4, 3)},
-    "TokenShift": {"num_heads": 4},
     "PatchGrid": {"rows": 2, "columns": 3, "start": 0, "frames": 1, "tokens": None},
     "PagedKeys": {
         "pages": torch.zeros(3, 1, 2, 4),
@@ -207,20 +199,44 @@ edit_effect profile_corpus pruning_curve register show syntax_roles SweepTable
 MADE_BY_REGARD = set(NAMES.split())
 
 
-def test_every_public_name_has_junk_calls_or_a_reason():
-    takes = {
-        name
-        for name in PUBLIC
-        if name not in MADE_BY_REGARD and not inspect.isabstract(PUBLIC[name]) and callable(PUBLIC[name])
-    }
-    free = {name for name in takes if not _parameters(name)}
-    assert takes - free - set(CALLS) - set(OTHERS) == set()
-    assert not MADE_BY_REGARD & (set(CALLS) | set(OTHERS)) and set(PUBLIC) >= MADE_BY_REGARD
+#: A right value of each type of an argument without a default.
+RIGHT = {"Size": 4, "Count": 4, "int": 1, "float": 0.5, "bool": True}
 
 
 def _parameters(name):
     parameters = inspect.signature(named(name)).parameters.values()
     return [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) or name == "Chain"]
+
+
+def simple_call(name):
+    """A right call by defaults and types, as most pieces have one; None if an argument is of another type."""
+    values = {p.name: RIGHT.get(str(p.annotation)) if p.default is p.empty else p.default for p in _parameters(name)}
+    is_known = all(values[p.name] is not None for p in _parameters(name) if p.default is p.empty)
+    return values if values and is_known else None
+
+
+TAKE_ARGUMENTS = {
+    name
+    for name in PUBLIC
+    if name not in MADE_BY_REGARD and not inspect.isabstract(PUBLIC[name]) and callable(PUBLIC[name])
+    if _parameters(name)
+}
+SIMPLE = {name: simple_call(name) for name in sorted(TAKE_ARGUMENTS - {*CALLS, *OTHERS}) if simple_call(name)}
+OTHERS |= SIMPLE
+
+
+def test_every_public_name_has_junk_calls_or_a_reason():
+    without = sorted(TAKE_ARGUMENTS - {*CALLS, *OTHERS})
+    assert not without, f"write a right call of each in OTHERS, or a name in NAMES if only Regard makes it: {without}"
+    assert not MADE_BY_REGARD & (set(CALLS) | set(OTHERS)) and set(PUBLIC) >= MADE_BY_REGARD
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_a_simple_call_is_right(name):
+    try:
+        call(name, SIMPLE[name])
+    except rg.RegardError as refused:
+        raise AssertionError(f"write a right call of {name} in OTHERS of this file") from refused
 
 
 def drawn():

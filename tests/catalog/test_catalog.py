@@ -66,6 +66,9 @@ def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
     entry = mechanisms()[name]
     assert entry.family in FAMILIES
     assert str(entry.year) in re.findall(r"\b(?:19|20)\d\d\b", entry.paper)
+    assert not entry.used_by or name in EVIDENCE, (
+        f"used_by names models with {name!r}: add to EVIDENCE a regular expression that their code matches"
+    )
     for model in entry.used_by:
         files = [*(MODELS / model).glob("modeling_*.py"), *(MODELS / model).glob("configuration_*.py")]
         code = "".join(path.read_text() for path in files)

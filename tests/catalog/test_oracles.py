@@ -14,6 +14,10 @@ from regard.reference.basics import array
 def test_every_mechanism_has_an_oracle():
     for path in Path(__file__).parent.glob("test_oracles_*.py"):
         import_module(path.stem)
+    without = sorted(set(mechanisms()) - set(ORACLES))
+    assert not without, (
+        f'write a function with @oracle("NAME") in a tests/catalog/test_oracles_*.py for each of {without}'
+    )
     assert set(ORACLES) == set(mechanisms())
 
 

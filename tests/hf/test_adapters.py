@@ -29,9 +29,10 @@ def linears(*names):
 
 
 class Mixer(nn.Module):
-    """Keeps the weights (B, H, N, N) that it computed with."""
+    """Keeps the weights (B, H, N, N) that it computed with; `value_heads` is the number of heads of its values."""
 
     used: torch.Tensor
+    value_heads = H
 
 
 class RegionMixer(Mixer):
@@ -60,6 +61,8 @@ def read_regions(module, x):
 class PixelMixer(Mixer):
     """A non-local block (Wang et al. 2018): pixels (B, C, 2, 3), one head."""
 
+    value_heads = 1
+
     def __init__(self):
         super().__init__()
         self.theta, self.phi, self.g, self.last = (nn.Conv2d(C, C, 1) for _ in range(4))
@@ -78,6 +81,8 @@ def read_pixels(module, x):
 
 class SharedMixer(Mixer):
     """Causal, with one key and value for all heads; the last token of the second text is padding. Returns a pair."""
+
+    value_heads = 1
 
     def __init__(self):
         super().__init__()
@@ -136,7 +141,7 @@ def test_weights_are_those_that_the_module_computes_with(name):
     assert_identical(plain, outputs)
     assert_verified(seen)
     torch.testing.assert_close(seen[0].dense(), module.used, atol=1e-6, rtol=1e-5)
-    assert seen[0].value.shape[:3] == (B, 1 if name != "regions" else H, N) and not seen.missing
+    assert seen[0].value.shape[:3] == (B, module.value_heads, N) and not seen.missing
     with rg.watch(model, grad=True) as live:
         loss = model(**inputs).sum() + seen[0].entropy().sum()
         of_map = torch.autograd.grad(live[0].dense().square().sum(), next(model.parameters()))[0]
