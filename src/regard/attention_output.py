@@ -406,12 +406,12 @@ def _recurred(request: Request, cache: RecurrentCache) -> AttentionOutput | None
     step = kept_plans.next_token(RecurrentStep, request, cache.state)
     if step is None or cache.state is None:
         return None
-    longer = cache.extend(key, value)
     output, state, steps = step.run(query, key, value, tensors, cache.state)
-    weights = TransportedMap(steps, step.attention, longer.positions)
+    positions = Positions(cache.length, Spans(((cache.length, cache.length + 1),)))
+    weights = TransportedMap(steps, step.attention, positions)
     if attend_listeners:
         attend_listeners.tell(None, lambda: weights, lambda: value)
-    return AttentionOutput(output, weights, longer.cache.with_state(state))
+    return AttentionOutput(output, weights, RecurrentCache.after(state, cache.length + 1))
 
 
 #: How a single query after a cache runs without a plan, by the class of the cache.

@@ -335,17 +335,17 @@ class RecurrentCache(Cache):
     def extend(self, key: Tensor, value: Tensor) -> Extended:
         length = self.length + key.shape[2]
         positions = Positions(self.length, Spans(((self.length, length),)))
-        return Extended(key, value, positions, self._next(self.state, length))
+        return Extended(key, value, positions, RecurrentCache.after(self.state, length))
 
     def with_state(self, state: Tensor | None, pieces: tuple[Any, ...] = ()) -> RecurrentCache:
-        return self._next(state, self.length)
+        return RecurrentCache.after(state, self.length)
 
     def sums(self, query: Tensor) -> Tensor:
         return query.new_zeros(()) if self.state is None else self.state
 
     @staticmethod
-    def _next(state: Tensor | None, length: int) -> RecurrentCache:
-        """A cache without the checks of its arguments, which take longer than many a step."""
+    def after(state: Tensor | None, length: int) -> RecurrentCache:
+        """A cache of `length` tokens without the checks of its arguments, which take longer than many a step."""
         cache = object.__new__(RecurrentCache)
         vars(cache).update(state=state, length=length)
         return cache

@@ -18,11 +18,12 @@ from regard.engine.kernel.attention import is_few
 from regard.engine.kernel.engine import can_run, few_rows_pay
 from regard.engine.kernel.mask_layout import distance_range
 from regard.engine.kernel.operator import decode as decode_by_kernel
-from regard.engine.recurrent.engine import recur
+from regard.engine.kernel.recurrence import NextState
+from regard.engine.recurrent.engine import next_state, recur
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors
 from regard.pieces.contents import Originals, split_tensors
 from regard.pieces.score import dot_scale
-from regard.pieces.transition import Steps, scaled_steps, with_heads
+from regard.pieces.transition import Steps, Transition, scaled_steps, with_heads
 
 #: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
 #: 1.2 to 1.7 times as fast from there on, as fast or slower at half as many.
@@ -133,9 +134,11 @@ class DecodingStep(NextToken):
 
 @dataclass(frozen=True, eq=False)
 class RecurrentStep(NextToken):
-    """One token of a recurrent layer after the state of a cache."""
+    """One token of a recurrent layer after the state of a cache. `compiled` computes it, if nothing has to be asked."""
 
     attention: Attention
+    transition: Transition
+    compiled: NextState | None
 
     @staticmethod
     def of(
@@ -149,14 +152,18 @@ class RecurrentStep(NextToken):
         fitted = check_call_tensors("attend", attention.pieces(), sizes, tensors, ARGUMENTS)
         if state is None or sizes.is_empty or any(fitted[name] is not tensor for name, tensor in tensors.items()):
             return None
-        return RecurrentStep(snapshot_around(*split_tensors(attention)))
+        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *tensors.values(), state))
+        steps = scaled_steps(attention.transition, attention.score, query, key, tensors)
+        compiled = None if learns else next_state(steps, with_heads(value, sizes.H), state)
+        return RecurrentStep(snapshot_around(*split_tensors(attention)), attention.transition, compiled)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor
     ) -> tuple[Tensor, Tensor, Steps]:
         """The output (B, H, 1, E), the state (B, H, D, E) after the token, and the steps that the map is made of."""
-        attention = self.attention
-        assert attention.transition is not None, "`of` has looked"
-        steps = scaled_steps(attention.transition, attention.score, query, key, tensors)
-        output, last = recur(steps, with_heads(value, query.shape[1]), state)
+        steps = scaled_steps(self.transition, self.attention.score, query, key, tensors)
+        value = with_heads(value, query.shape[1])
+        if self.compiled is not None:
+            return *self.compiled(steps, value, state), steps
+        output, last = recur(steps, value, state)
         return output.to(value.dtype), last, steps

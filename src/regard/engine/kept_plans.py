@@ -184,7 +184,8 @@ class KeptPlans:
             return None
         shapes = tuple([(t.shape, t.dtype) for t in given])
         learns = torch.is_grad_enabled() and any([t.requires_grad for t in given])
-        call_key = kind, pieces_key, shapes, tuple(tensors), learns, torch.is_inference_mode_enabled()
+        setting = os.environ.get(SETTING), torch.is_inference_mode_enabled()
+        call_key = kind, pieces_key, shapes, tuple(tensors), learns, *setting
         if call_key not in self._steps:
             if len(self._steps) >= MOST_PLANS:
                 self._steps = {}

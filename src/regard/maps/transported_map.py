@@ -54,13 +54,14 @@ class TransportedMap(RecomputedMap):
         `grid` has the coordinates of a selection of batch entries and heads; by default they are all.
         """
         self.attention, self.positions = attention, positions
-        self.steps = steps.detach()
-        self._live = steps if is_recorded(steps.tensors()) else None
+        tensors = steps.tensors()
+        self.steps = steps.detach() if any([t.requires_grad for t in tensors]) else steps
+        self._live = steps if is_recorded(tensors) else None
         if grid is not None:
             self.grid = grid
         self._transport: Transport | None = None  # the factors, once a weight was read
         self._of_heads: dict[tuple[int, int], TransportedMap] = {}  # (batch entry, head) -> its map
-        self._versions = versions_of(self._shared_tensors())
+        self._versions = versions_of(tensors)
 
     @classmethod
     def of_steps(cls, steps: Steps) -> TransportedMap:

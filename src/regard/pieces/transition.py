@@ -59,7 +59,8 @@ class Steps:
 
     def tensors(self) -> list[Tensor]:
         """All tensors: those of queries first."""
-        return [getattr(self, name) for name in self._names()]
+        parts = self.query, self.own, self.key, self.log_decay, self.address, self.erase  # ON_ROWS, ON_COLS
+        return [part for part in parts if part is not None]
 
     def _names(self) -> list[str]:
         """The fields that hold a tensor, in the order of `tensors()`."""

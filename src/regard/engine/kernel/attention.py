@@ -340,7 +340,7 @@ class RepeatedForward:
         template, call = self._template, self._call.copy()
         output = new_output(query, value)
         logsumexp = value.new_empty(self._rows_shape) if self._is_float else empty(*self._rows_shape)
-        call.point_to_vectors(query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
+        call.point_in_order("query", query.resolve_neg(), key.resolve_neg(), value.resolve_neg(), output)
         call.logsumexp = logsumexp.data_ptr()
         call.tensors.append(logsumexp)
         run_in(template.workspace_of(call), self._library, template.function, call)

@@ -10,9 +10,10 @@ from torch.autograd.function import once_differentiable
 
 from regard.engine.kernel.layouts import CHUNK, FEW
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import empty, run
+from regard.engine.kernel.running import empty, run, workspace_floats
 from regard.engine.kernel.structures import Pointers, fields_of, have_addresses
 from regard.engine.transforms import is_transformed
+from regard.pieces.transition import Steps
 
 #: Threads for each head from which torch is faster in chunks: a head is computed by one thread.
 MOST_THREADS_PER_HEAD = 2
@@ -76,6 +77,31 @@ def _run_forward(
     call.count(1)
     run(library, "recurrence_forward", call, _products(query, address) * B * H * n * W * E)
     return output, state
+
+
+class NextState:
+    """`run_recurrence` for one token at a time: a later token of the same sizes differs in addresses only."""
+
+    def __init__(self, library: Library, query: Tensor, value: Tensor, erases: bool) -> None:
+        """`query` (B, H, 1, D) and `value` (B, H, 1, E) of the first token, and whether tokens have an address."""
+        (B, H, n, W), E = query.shape, value.shape[3]
+        self._library, self._call = library, Recurrence(B, H, n, W, E)
+        self._work = (4 if erases else 2) * B * H * n * W * E
+        self._num_floats = workspace_floats(library, "recurrence_forward", self._call)
+        self._no_decay = torch.ones((), device="cpu").expand(B, H, n, 1)
+
+    def __call__(self, steps: Steps, value: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The output (B, H, 1, E) and the state (B, H, D, E) after the token."""
+        call, value, before = self._call.copy(), value.resolve_neg(), before.resolve_neg().contiguous()
+        output, state = torch.empty_like(value), torch.empty_like(before)
+        decay = self._no_decay if steps.log_decay is None else steps.log_decay.exp()
+        address = None if steps.address is None else steps.address.resolve_neg()
+        call.point_in_order("query", steps.query, steps.key.resolve_neg(), value, address, decay, output)
+        call.before, call.state = before.data_ptr(), state.data_ptr()
+        call.tensors += before, state
+        call.count(1)
+        run(self._library, "recurrence_forward", call, self._work, num_floats=self._num_floats)
+        return output, state
 
 
 def _products(query: Tensor | None, address: Tensor | None) -> int:

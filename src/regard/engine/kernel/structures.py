@@ -67,8 +67,10 @@ def fields_of(structure: str) -> tuple[tuple[str, Any], ...]:
 
 #: `TensorFields` in one step, which takes a third of the time of its fields one by one: an address, strides, a dtype.
 TENSOR_FIELDS = Packing("@P4qq")
-#: The same for four of them.
-VECTOR_FIELDS = Packing("@" + 4 * "P4qq")
+#: The same for several of them, by their number.
+SIDE_BY_SIDE = {count: Packing("@" + count * "P4qq") for count in (4, 6)}
+#: The numbers of one without a tensor.
+NO_TENSOR = (0,) * 6
 
 
 class Pointers(Structure):
@@ -119,6 +121,14 @@ class Pointers(Structure):
                     TENSOR_FIELDS.pack_into(self, place, tensor.data_ptr(), *tensor.stride(), DTYPES[tensor.dtype])
                 self.tensors.append(tensor)
 
+    def point_in_order(self, first: str, *tensors: torch.Tensor | None) -> None:
+        """`point` in one step for tensors whose fields lie side by side, from the field `first` on."""
+        numbers: list[int] = []
+        for t in tensors:
+            numbers += NO_TENSOR if t is None else (t.data_ptr(), *t.stride(), DTYPES[t.dtype])
+        SIDE_BY_SIDE[len(tensors)].pack_into(self, _described(type(self))[first], *numbers)
+        self.tensors += [t for t in tensors if t is not None]
+
 
 @cache
 def _described(kind: type[Pointers]) -> dict[str, int]:
@@ -130,11 +140,3 @@ class KernelCall(Pointers):
     """`KernelCall`: the sizes, numbers and buffers of one call."""
 
     _fields_ = fields_of("Call")
-
-    def point_to_vectors(self, *vectors: torch.Tensor) -> None:
-        """`point` for query, key, value and output, which lie side by side, in one step."""
-        numbers: list[int] = []
-        for t in vectors:
-            numbers += t.data_ptr(), *t.stride(), DTYPES[t.dtype]
-        VECTOR_FIELDS.pack_into(self, _described(KernelCall)["query"], *numbers)
-        self.tensors += vectors

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from regard.attention import Transported
 from regard.base.shapes import at_least_float32, in_one_dtype
-from regard.engine.kernel.recurrence import CompiledRecurrence, compiled_recurrence, run_recurrence
+from regard.engine.kernel.recurrence import CompiledRecurrence, NextState, compiled_recurrence, run_recurrence
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.recurrent.chunked import CHUNK, RUN, Inputs, Kind, chunked
 from regard.engine.transforms import differentiable_once
@@ -66,10 +66,29 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     return output, last
 
 
+def next_state(steps: Steps, value: Tensor, state: Tensor) -> NextState | None:
+    """What computes `recur` for this one token without gradients, and for later ones of the same sizes.
+
+    None if the kernels do not compute such tokens as they are.
+    """
+    given = [*steps.tensors(), value, state]
+    if not _is_compilable(steps) or steps.own is not None or any([t.dtype is not torch.float32 for t in given]):
+        return None
+    library = (
+        compiled_recurrence(*given) if state.shape == (*value.shape[:2], steps.key.shape[3], value.shape[3]) else None
+    )
+    return None if library is None else NextState(library, steps.query, value, steps.address is not None)
+
+
+def _is_compilable(steps: Steps) -> bool:
+    """Whether tokens have at most one decay for all channels, write before they are read, and erase by their keys."""
+    is_plain = not (steps.reads_before or steps.erases_before) and steps.erase is None
+    return is_plain and (steps.log_decay is None or steps.log_decay.shape[3] == 1)
+
+
 def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Outputs and the last state by the compiled kernels; None where they cannot run."""
-    is_plain = not (steps.reads_before or steps.erases_before) and steps.erase is None
-    if not is_plain or (steps.log_decay is not None and steps.log_decay.shape[3] > 1):
+    if not _is_compilable(steps):
         return None
     (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
     log_decay = value.new_zeros(()).expand(B, H, J, 1) if steps.log_decay is None else steps.log_decay
