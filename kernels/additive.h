@@ -129,7 +129,10 @@ static inline int additive_scores(const Rows *rows, int64_t entry, int64_t head,
     return exact;
 }
 
-/* Dot products, or additive scores, of ROWS queries with the panels of keys [first, stop), before they are scaled.
+/* The keys [first, stop) of pair_scores are whole units of so many keys. */
+INLINE int64_t pair_unit(const Call *call) { return call->direction ? PANEL : LANES; }
+
+/* Dot products, or additive scores, of ROWS queries with the keys [first, stop) of panels, before they are scaled.
    Returns whether some additive score had to be computed from the inputs. `buffer`: two rows of whole vectors. */
 INLINE int pair_scores(const Rows *rows, int64_t entry, int64_t head, const float *queries, int64_t first, int64_t stop,
                        float *scores, int64_t stride, float *buffer) {

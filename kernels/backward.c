@@ -85,7 +85,8 @@ typedef struct {
 } BiasSums;
 
 /* One row. Before: `weights` holds q.k, and `grads` the products dO.v. After: `weights` holds P, 0 where dropped, and
-   `grads` the gradients of scale q.k. Gradients of biases are added along the diagonals. */
+   `grads` the gradients of scale q.k. Gradients of biases are added along the diagonals. `plain`: as if it could attend
+   to all keys. */
 INLINE void grads_of_row(const Rows *rows, int plain, int drops, int64_t query, int64_t first, int64_t stop,
                          float logsumexp, float delta, float *weights, float *grads, const BiasSums *sums) {
     const Row row = row_of(rows, query);
@@ -118,10 +119,11 @@ INLINE void grads_of_row(const Rows *rows, int plain, int drops, int64_t query, 
     }
 }
 
-/* Sets a row of a block to 0 outside of the given keys; the block begins at key `start`. */
+/* Sets a row of a block to 0 outside of the given keys, which may be none; the block begins at key `start`. */
 INLINE void clear_outside(float *row, int64_t start, Range keys) {
-    for (int64_t key = start; key < keys.first; key++) row[key - start] = 0;
-    for (int64_t key = keys.stop; key < start + BLOCK; key++) row[key - start] = 0;
+    const int64_t first = min(keys.first, start + BLOCK);
+    for (int64_t key = start; key < first; key++) row[key - start] = 0;
+    for (int64_t key = max(start, keys.stop); key < start + BLOCK; key++) row[key - start] = 0;
 }
 
 /* Where the gradients of the biases of a head and part begin: index j - i. */
@@ -146,21 +148,23 @@ static int fill_group(const Rows *rows, const Workspace *w, int64_t entry, int64
     if (has_fold_gradients(call)) add_fold_terms(rows, entry, head, first, stop, weights, grads, BLOCK);
     BiasSums sums = {diagonals(call, call->grad_before, entry, head, part),
                      diagonals(call, call->grad_after, entry, head, part), 0};
-    const int plain = is_plain(rows, first, stop), drops = call->dropped_words != 0;
+    const int bounded = is_bounded(rows), drops = call->dropped_words != 0;
     const int num_queries = (int)min(ROWS, rows->stop_query - rows->query);
     for (int r = 0; r < num_queries; r++, weights += BLOCK, grads += BLOCK) {
         const int64_t query = rows->query + r, row = row_index(call, entry, head, query);
         const float logsumexp = row_logsumexp(call, row), delta = call->delta[row];
         if (call->grad_clipped) sums.clipped = call->grad_clipped + row * call->clipped_width;
-        if (plain && !drops)
+        if (bounded && !drops)
             grads_of_row(rows, 1, 0, query, first, stop, logsumexp, delta, weights, grads, 0);
-        else if (plain)
+        else if (bounded)
             grads_of_row(rows, 1, 1, query, first, stop, logsumexp, delta, weights, grads, 0);
         else
             grads_of_row(rows, 0, drops, query, first, stop, logsumexp, delta, weights, grads, &sums);
     }
     for (int r = 0; r < ROWS; r++) {
-        const Range known = r < num_queries ? keys : (Range){start, start};
+        const Row row = row_of(rows, rows->query + r);
+        const Range allowed = bounded ? (Range){max(first, row.first), min(stop, row.stop)} : keys;
+        const Range known = r < num_queries ? allowed : (Range){start, start};
         clear_outside(w->weights + (group + r) * BLOCK, start, known);
         clear_outside(w->grads + (group + r) * BLOCK, start, known);
     }
@@ -206,7 +210,7 @@ static Filled add_to_queries(const Call *call, const Tile *tile, const Segment *
     Filled filled = {TILE_QUERIES, 0, {start + BLOCK, start}};
     for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
         const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
-        const Range keys = keys_of_rows(&rows, start, start + BLOCK);
+        const Range keys = rounded_out(keys_of_rows(&rows, start, start + BLOCK), pair_unit(call));
         if (keys.first >= keys.stop) {
             if (filled.stop_row > 0) break; /* later queries attend to later keys only */
             continue;

@@ -177,7 +177,7 @@ static void weigh_keys(const Call *call, const Tile *tile, const Segment *segmen
         const int64_t query = tile->first_query + r % num_queries;
         const Rows rows = rows_of(call, tile, segment, entry, query_head, query);
         float *greatest = partial + r * partial_row(w) + w->value_width;
-        if (is_plain(&rows, first, last))
+        if (is_bounded(&rows))
             weights_of_row(&rows, 1, query, first, last, w->scores + r * KEYS, greatest, greatest + 1, w->factors + r);
         else
             weights_of_row(&rows, 0, query, first, last, w->scores + r * KEYS, greatest, greatest + 1, w->factors + r);

@@ -68,11 +68,14 @@ INLINE RowSums sums_of_row(int has_entropy, int has_distance, float base, float 
 }
 
 /* weights_of_row, which also adds to what a row carries: `number` is its place in the tile, `row` in the call. */
-INLINE void folded_weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop,
+INLINE void folded_weights_of_row(const Rows *rows, int bounded, int64_t query, int64_t start, int64_t end,
                                   float *scores, float *greatest, float *total, float *factor, const Folds *folds,
                                   int64_t number, int64_t row) {
     const Call *call = rows->call;
-    const Vector top = scores_of_row(rows, plain, query, first, stop, scores);
+    const Range keys = bounded ? bound_row(rows, query, start, end, scores) : (Range){start, end};
+    const int64_t first = keys.first, stop = keys.stop;
+    scores += first - start;
+    const Vector top = scores_of_row(rows, bounded, query, first, stop, scores);
     const float before = *greatest, base = raise_greatest(top, greatest, factor);
     if (call->top_weights && query < rows->stop_query)
         keep_top(call->sink ? largest_of(top) : *greatest, scores, first, stop, call->top_weights + row,

@@ -8,18 +8,45 @@
 #include "folds.h"
 
 /* So many keys, with their values, stay in the L2 cache while a tile of queries is computed. */
-#define FEW_KEYS (4 * KEYS)
+#define FEW_KEYS (5 * KEYS)
 
-/* The scratch memory of a thread: the queries and the sums of a tile, and the scores of ROWS queries. */
+/* Most keys that ROWS queries take at a time: a multiple of PANEL. The keys of a window of 256 are one piece. */
+#define PIECE 384
+
+/* Most distances of a window whose keys each thread packs for itself, and most tiles of a run of them. */
+#define NEAR 2048
+#define MOST_TILES 16
+/* Runs that all threads share: fewer tiles make a run where there would be less of them. */
+#define MANY_RUNS 64
+
+/* The tiles of a run of a window; 0: keys and values are packed once, for all tiles and threads.
+
+   A run packs the keys of its tiles into scratch memory, which stays in the cache. That is more work, as neighbors share
+   keys, but those of a long text would go to memory and come back. */
+static int64_t run_tiles(const Call *call) {
+    const int64_t reach = call->high - call->low, tiles = call->B * call->G * call->num_tiles;
+    if (reach > NEAR || call->tiles_have_entries || call->J < 2 * (reach + MOST_TILES * TILE_QUERIES)) return 0;
+    return min(MOST_TILES, max(4, tiles / MANY_RUNS));
+}
+
+/* Keys of a run. */
+static int64_t run_keys(const Call *call) {
+    const int64_t length = run_tiles(call);
+    return length ? call->high - call->low + length * TILE_QUERIES + 2 * PANEL : 0;
+}
+
+/* The scratch memory of a thread: the queries and the sums of a tile, and the scores of ROWS queries; packed keys and
+   values of a run. */
 typedef struct {
-    float *queries, *sums, *scores, *greatest, *totals, *factors, *buffer;
+    float *queries, *sums, *scores, *greatest, *totals, *factors, *buffer, *keys, *values;
     Folds folds;
 } Workspace;
 
 /* Floats of scratch memory that one thread needs. */
 EXPORT int64_t NAMED(forward_workspace)(const Call *call) {
     const int64_t width = rounded_up(call->E, LANES);
-    return TILE_QUERIES * (call->D + width + 2) + FOLD_FLOATS + ROWS * (KEYS + 1) + PANEL * max(call->D, width);
+    return TILE_QUERIES * (call->D + width + 2) + FOLD_FLOATS + ROWS * (PIECE + 1) + PANEL * max(call->D, width) +
+           run_keys(call) * (call->D + width);
 }
 
 static Workspace workspace_in(const Call *call, float *memory) {
@@ -27,22 +54,24 @@ static Workspace workspace_in(const Call *call, float *memory) {
     w.queries = memory;
     w.sums = w.queries + TILE_QUERIES * call->D;
     w.scores = w.sums + TILE_QUERIES * rounded_up(call->E, LANES);
-    w.greatest = w.scores + ROWS * KEYS;
+    w.greatest = w.scores + ROWS * PIECE;
     w.totals = w.greatest + TILE_QUERIES;
     w.factors = w.totals + TILE_QUERIES;
     w.folds = folds_in(w.factors + ROWS);
     w.buffer = w.folds.weights + FOLD_FLOATS;
+    w.keys = w.buffer + PANEL * max(call->D, rounded_up(call->E, LANES));
+    w.values = w.keys + run_keys(call) * call->D;
     return w;
 }
 
 /* Turns the products of ROWS queries into weights, and adds them to the statistics of the rows. */
 static void fold_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t group, int64_t first,
                       int64_t stop) {
-    const int plain = is_plain(rows, first, stop);
+    const int bounded = is_bounded(rows);
     for (int r = 0; r < ROWS; r++) {
         const int64_t n = group + r, query = rows->query + r, row = row_index(rows->call, entry, head, query);
-        float *scores = w->scores + r * KEYS, *greatest = w->greatest + n, *total = w->totals + n;
-        if (plain)
+        float *scores = w->scores + r * PIECE, *greatest = w->greatest + n, *total = w->totals + n;
+        if (bounded)
             folded_weights_of_row(rows, 1, query, first, stop, scores, greatest, total, w->factors + r, &w->folds, n,
                                   row);
         else
@@ -51,27 +80,40 @@ static void fold_keys(const Rows *rows, const Workspace *w, int64_t entry, int64
     }
 }
 
-/* Adds the keys [first, stop) to the sums of ROWS queries. */
-static void add_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t group, int64_t first,
-                     int64_t stop) {
+/* Whether the values need no copy: they have the layout of packed ones. */
+INLINE int are_packed(const Call *call) {
+    const Tensor *value = &call->value;
+    return value->dtype == FLOAT32 && value->strides[3] == 1 && value->strides[2] == call->E && call->E % LANES == 0;
+}
+
+/* The values of a head: rows of whole vectors. */
+INLINE const float *value_rows(const Call *call, int64_t entry, int64_t head) {
+    if (are_packed(call)) return (const float *)call->value.data + place(&call->value, entry, head / (call->H / call->G), 0);
+    return call->packed_values + key_unit(call, entry, head) * padded_keys(call) * rounded_up(call->E, LANES);
+}
+
+/* Adds the keys of a piece to the sums of ROWS queries. Scores are those of whole vectors of keys. */
+static void add_keys(const Rows *rows, const Workspace *w, int64_t entry, int64_t head, int64_t group, Range keys) {
     const Call *call = rows->call;
-    const int64_t width = rounded_up(call->E, LANES), values = key_unit(call, entry, head) * padded_keys(call) + first;
-    pair_scores(rows, entry, head, w->queries + group * call->D, first, stop, w->scores, KEYS, w->buffer);
+    const int64_t width = rounded_up(call->E, LANES);
+    const Range whole = rounded_out(keys, pair_unit(call));
+    const int64_t first = whole.first, stop = whole.stop;
+    pair_scores(rows, entry, head, w->queries + group * call->D, first, stop, w->scores, PIECE, w->buffer);
     float *greatest = w->greatest + group, *totals = w->totals + group;
     if (has_folds(call))
         fold_keys(rows, w, entry, head, group, first, stop);
-    else if (is_plain(rows, first, stop))
+    else if (is_bounded(rows))
         for (int r = 0; r < ROWS; r++)
-            weights_of_row(rows, 1, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
+            weights_of_row(rows, 1, rows->query + r, first, stop, w->scores + r * PIECE, greatest + r, totals + r,
                            w->factors + r);
     else
         for (int r = 0; r < ROWS; r++)
-            weights_of_row(rows, 0, rows->query + r, first, stop, w->scores + r * KEYS, greatest + r, totals + r,
+            weights_of_row(rows, 0, rows->query + r, first, stop, w->scores + r * PIECE, greatest + r, totals + r,
                            w->factors + r);
     if (call->dropped_words)
-        for (int r = 0; r < ROWS; r++) drop(call, rows->word, rows->query + r, first, stop, w->scores + r * KEYS);
-    add_product(w->scores, KEYS, 1, call->packed_values + values * width, width, stop - first, w->sums + group * width,
-                width, width, w->factors);
+        for (int r = 0; r < ROWS; r++) drop(call, rows->word, rows->query + r, first, stop, w->scores + r * PIECE);
+    add_product(w->scores + keys.first - first, PIECE, 1, value_rows(call, entry, head) + keys.first * width, width,
+                keys.stop - keys.first, w->sums + group * width, width, width, w->factors);
 }
 
 static void start_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
@@ -102,9 +144,11 @@ static void finish_tile(const Call *call, const Tile *tile, int64_t entry, int64
 INLINE void add_to_group(const Call *call, const Tile *tile, const Segment *segment, int64_t entry, int64_t head,
                          int64_t start, int64_t stop, int64_t group, const Workspace *w) {
     const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
-    const Range keys = keys_of_rows(&rows, start, stop);
-    for (int64_t first = keys.first; first < keys.stop; first += KEYS)
-        add_keys(&rows, w, entry, head, group, first, min(keys.stop, first + KEYS));
+    const Range keys = keys_of_rows(&rows, start, stop), whole = rounded_out(keys, PANEL);
+    const int64_t pieces = (whole.stop - whole.first + PIECE - 1) / PIECE;
+    const int64_t size = pieces > 0 ? rounded_up((whole.stop - whole.first) / pieces, PANEL) : PIECE;
+    for (int64_t first = whole.first; first < keys.stop; first += size)
+        add_keys(&rows, w, entry, head, group, (Range){max(keys.first, first), min(keys.stop, first + size)});
 }
 
 static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t head, const Workspace *w) {
@@ -124,18 +168,44 @@ static void run_tile(const Call *call, const Tile *tile, int64_t entry, int64_t 
 
 static void pack_block(const Call *call, int64_t unit, int64_t first, int64_t stop, float *buffer) {
     pack_key_panels(call, unit, first, stop, buffer);
-    pack_padded_rows(call, &call->value, unit, first, stop, call->E, call->packed_values);
+    if (!are_packed(call)) pack_padded_rows(call, &call->value, unit, first, stop, call->E, call->packed_values);
+}
+
+/* A unit of work: tiles [first, stop) of the query heads from `head` on. */
+typedef struct {
+    int64_t entry, head, num_heads, first, stop;
+} Run;
+
+/* The keys of a run in scratch memory: a call whose packed keys and values lie there. */
+static Call packed_run(const Call *call, const Run *run, const Workspace *w) {
+    const int64_t unit = key_unit(call, run->entry, run->head), width = rounded_up(call->E, LANES);
+    const int64_t first = max(0, call->tiles[run->first].first_query + call->low) / PANEL * PANEL;
+    const int64_t stop = min(padded_keys(call), rounded_up(call->tiles[run->stop - 1].stop_query + call->high, PANEL));
+    const uint64_t before = (uint64_t)(unit * padded_keys(call) + first) * sizeof(float);
+    Call own = *call;
+    own.packed_keys = (float *)((uint64_t)w->keys - before * call->D);
+    own.packed_values = (float *)((uint64_t)w->values - before * width);
+    if (first < stop) pack_block(&own, unit, first, stop, w->buffer);
+    return own;
+}
+
+static void compute_run(const Call *call, const Run *run, const Workspace *w) {
+    for (int64_t head = run->head; head < run->head + run->num_heads; head++)
+        for (int64_t t = run->stop - 1; t >= run->first; t--) run_tile(call, call->tiles + t, run->entry, head, w);
 }
 
 /* Output and log-sum-exp: packs, then computes tiles until none is left. Tiles of one head follow each other. */
 EXPORT void NAMED(forward)(const Call *call, float *memory) {
     const Workspace w = workspace_in(call, memory);
-    pack_all(call, pack_block, w.buffer);
-    const int64_t entries = call->tiles_have_entries ? 1 : call->B, units = entries * call->H * call->num_tiles;
+    const int64_t length = run_tiles(call), runs = (call->num_tiles + max(1, length) - 1) / max(1, length);
+    const int64_t num_heads = length ? call->H / call->G : 1, heads = call->H / num_heads;
+    const int64_t entries = call->tiles_have_entries ? 1 : call->B, units = entries * heads * runs;
+    if (!length) pack_all(call, pack_block, w.buffer);
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
-        const int64_t head = n / call->num_tiles % call->H;
-        const Tile *tile = call->tiles + (call->num_tiles - 1 - n % call->num_tiles);
-        const int64_t entry = call->tiles_have_entries ? tile->entry : n / call->num_tiles / call->H;
-        run_tile(call, tile, entry, head, &w);
+        const int64_t first = (runs - 1 - n % runs) * max(1, length);
+        Run run = {n / runs / heads, n / runs % heads * num_heads, num_heads, first, min(first + max(1, length), call->num_tiles)};
+        if (call->tiles_have_entries) run.entry = call->tiles[first].entry;
+        const Call own = length ? packed_run(call, &run, &w) : *call;
+        compute_run(&own, &run, &w);
     }
 }

@@ -82,7 +82,7 @@ static void run_rows(const Call *call, const Index *index, const Tile *tile, int
     for (int scores = 0; scores < 2; scores++) { /* first the range of keys */
         for (int64_t s = tile->first_segment; s < tile->stop_segment; s++) {
             const Rows rows = rows_of(call, tile, call->segments + s, entry, 0, query);
-            const Range keys = keys_of_rows(&rows, call->segments[s].first_key / PANEL * PANEL, padded);
+            const Range keys = rounded_out(keys_of_rows(&rows, 0, padded), PANEL);
             if (keys.first >= keys.stop) continue;
             if (scores)
                 add_scores(&rows, w, entry, keys);

@@ -126,13 +126,18 @@ INLINE void transpose_four(const float *from, int64_t row, float *to, int64_t co
 /* Vectors [first, first + count) as columns: to[c count + n] is channel c of vector n. `buffer`: count x channels. */
 INLINE void pack_columns(const Tensor *t, int64_t entry, int64_t head, int64_t first, int64_t count, int64_t length,
                          int64_t channels, float *buffer, float *to) {
-    pack_rows(t, entry, head, first, count, length, channels, channels, buffer);
+    const float *rows = buffer;
+    int64_t row = channels;
+    if (t->dtype == FLOAT32 && t->strides[3] == 1 && first + count <= length) /* read where they are */
+        rows = (const float *)t->data + place(t, entry, head, first), row = t->strides[2];
+    else
+        pack_rows(t, entry, head, first, count, length, channels, channels, buffer);
     const int64_t fours = count % 4 == 0 ? channels / 4 * 4 : 0;
-    for (int64_t c = 0; c < fours; c += 4)
-        for (int64_t n = 0; n < count; n += 4)
-            transpose_four(buffer + n * channels + c, channels, to + c * count + n, count);
+    for (int64_t n = 0; n < count && fours > 0; n += 4)
+        for (int64_t c = 0; c < fours; c += 4)
+            transpose_four(rows + n * row + c, row, to + c * count + n, count);
     for (int64_t c = fours; c < channels; c++)
-        for (int64_t n = 0; n < count; n++) to[c * count + n] = buffer[n * channels + c];
+        for (int64_t n = 0; n < count; n++) to[c * count + n] = rows[n * row + c];
 }
 
 #endif

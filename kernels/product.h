@@ -8,8 +8,6 @@
 
 #include "vector.h"
 
-#define UNROLL _Pragma("clang loop unroll(full)")
-
 #define DEFINE_PRODUCT(NAME, N)                                                                                \
     INLINE void NAME(const float *a, int64_t row, int64_t step, const float *b, int64_t width, int64_t length, \
                      Vector sums[ROWS][N]) {                                                                   \

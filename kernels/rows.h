@@ -112,19 +112,28 @@ INLINE Rows rows_of(const Call *call, const Tile *tile, const Segment *segment, 
     return rows;
 }
 
-/* The keys of [start, stop) that any of the ROWS queries may attend to, rounded out to whole panels. */
+/* The keys of [start, stop) that any of the ROWS queries may attend to. */
 INLINE Range keys_of_rows(const Rows *rows, int64_t start, int64_t stop) {
     const int64_t last_query = min(rows->query + ROWS, rows->stop_query) - 1;
-    const int64_t first_key = max(rows->segment->first_key, rows->query + rows->call->low);
-    const int64_t stop_key = min(rows->segment->stop_key, last_query + rows->call->high);
-    return (Range){max(start, first_key / PANEL * PANEL), min(stop, rounded_up(stop_key, PANEL))};
+    return (Range){max(start, max(rows->segment->first_key, rows->query + rows->call->low)),
+                   min(stop, min(rows->segment->stop_key, last_query + rows->call->high))};
 }
 
-/* Whether every query may attend to every key of [first, stop), and no number is added to a score. */
+/* Keys, rounded out to whole units of keys, whose first is a multiple of the unit. */
+INLINE Range rounded_out(Range keys, int64_t unit) {
+    return (Range){keys.first / unit * unit, rounded_up(keys.stop, unit)};
+}
+
+/* Whether a query may attend to every key of the segment in its distances, and no number is added to a score. */
+INLINE int is_bounded(const Rows *rows) {
+    const Call *call = rows->call;
+    return !(call->before || call->after || call->clipped || rows->allowed || call->cap != 0) && call->scale > 0;
+}
+
+/* The same, and every query may attend to every key of [first, stop). */
 INLINE int is_plain(const Rows *rows, int64_t first, int64_t stop) {
     const Call *call = rows->call;
-    if (call->before || call->after || call->clipped || rows->allowed || call->cap != 0) return 0;
-    return first >= rows->segment->first_key && stop <= rows->segment->stop_key &&
+    return is_bounded(rows) && first >= rows->segment->first_key && stop <= rows->segment->stop_key &&
            first >= rows->query + ROWS - 1 + call->low && stop <= rows->query + call->high;
 }
 
@@ -193,6 +202,28 @@ INLINE Vector final_score(const Rows *rows, const Row *row, Vector score, int64_
     return score;
 }
 
+/* The whole vectors of [first, stop) that hold a key of a row. */
+INLINE Range vectors_of_row(const Row *row, int64_t first, int64_t stop) {
+    const int64_t start = min(stop, first + max(0, row->first - first) / LANES * LANES);
+    return (Range){start, max(start, min(stop, first + rounded_up(max(0, row->stop - first), LANES)))};
+}
+
+/* For rows where is_bounded holds: sets the products of a row with keys that it may not attend to, of [first, stop), to
+   -inf, or to the weight 0 if their whole vector holds no other key. Returns the other vectors. */
+INLINE Range bound_row(const Rows *rows, int64_t query, int64_t first, int64_t stop, float *products) {
+    const Row row = row_of(rows, query);
+    const Range keys = vectors_of_row(&row, first, stop);
+    float *low = products + keys.first - first, *high = products + keys.stop - LANES - first;
+    for (int64_t key = first; key < keys.first; key += LANES) store(products + key - first, broadcast(0));
+    for (int64_t key = keys.stop; key < stop; key += LANES) store(products + key - first, broadcast(0));
+    if (keys.first == keys.stop) return keys;
+    if (row.first > keys.first)
+        store(low, choose(lane_numbers() >= (int32_t)(row.first - keys.first), load(low), broadcast(-INFINITE)));
+    if (row.stop < keys.stop)
+        store(high, choose(lane_numbers() < (int32_t)(row.stop - keys.stop + LANES), load(high), broadcast(-INFINITE)));
+    return keys;
+}
+
 /* Turns the products of a row into scores, and returns the greatest of each lane. */
 INLINE Vector scores_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores) {
     const Row row = row_of(rows, query);
@@ -216,31 +247,49 @@ INLINE float raise_greatest(Vector top, float *greatest, float *factor) {
     return base;
 }
 
-/* Turns the products of a row into weights exp(score - greatest), with the greatest score so far. */
-INLINE void weights_of_row(const Rows *rows, int plain, int64_t query, int64_t first, int64_t stop, float *scores,
+/* Turns the products of a row into weights exp(score - greatest), with the greatest score so far. `bounded`: whether
+   is_bounded holds. */
+INLINE void weights_of_row(const Rows *rows, int bounded, int64_t query, int64_t first, int64_t stop, float *scores,
                            float *greatest, float *total, float *factor) {
-    const Vector top = scores_of_row(rows, plain, query, first, stop, scores);
+    const Range keys = bounded ? bound_row(rows, query, first, stop, scores) : (Range){first, stop};
+    scores += keys.first - first;
+    const Vector top = scores_of_row(rows, bounded, query, keys.first, keys.stop, scores);
     const float base = raise_greatest(top, greatest, factor);
     Vector sum = broadcast(0);
-    for (int64_t key = first; key < stop; key += LANES) {
-        const Vector weight = exp2_of((load(scores + key - first) - base) * LOG2_E);
-        store(scores + key - first, weight);
+    for (int64_t n = 0; n < keys.stop - keys.first; n += LANES) {
+        const Vector weight = exp2_of((load(scores + n) - base) * LOG2_E);
+        store(scores + n, weight);
         sum += weight;
     }
     *total = *total * *factor + sum_of(sum);
 }
 
-/* Products of ROWS queries (ROWS numbers for each channel) with the panels of keys [first, stop). Rows of products are
+/* Products of ROWS queries (ROWS numbers for each channel) with N vectors of keys of a panel. Rows of products are
    `stride` apart. */
+#define DEFINE_DOT_PRODUCTS(N)                                                                                   \
+    INLINE void dot_products_##N(const float *queries, const float *panel, int64_t channels, float *products,     \
+                                 int64_t stride) {                                                               \
+        Vector sums[ROWS][N] = {{{0}}};                                                                          \
+        product_##N(queries, 1, ROWS, panel, PANEL, channels, sums);                                             \
+        UNROLL for (int r = 0; r < ROWS; r++) {                                                                  \
+            UNROLL for (int n = 0; n < N; n++) store(products + r * stride + n * LANES, sums[r][n]);             \
+        }                                                                                                        \
+    }
+
+DEFINE_DOT_PRODUCTS(1)
+DEFINE_DOT_PRODUCTS(2)
+
+/* Products of ROWS queries with the keys [first, stop) of panels: whole vectors, so half a panel at either end. */
 APART void dot_products(const float *queries, const float *panels, int64_t channels, int64_t first, int64_t stop,
                         float *products, int64_t stride) {
-    for (int64_t key = first; key < stop; key += PANEL) {
-        Vector sums[ROWS][2] = {{{0}}};
-        product_2(queries, 1, ROWS, panels + key * channels, PANEL, channels, sums);
-        UNROLL for (int r = 0; r < ROWS; r++) {
-            store(products + r * stride + key - first, sums[r][0]);
-            store(products + r * stride + key - first + LANES, sums[r][1]);
-        }
+    for (int64_t key = first, count; key < stop; key += count) {
+        const int64_t lane = key % PANEL;
+        const float *panel = panels + (key - lane) * channels + lane;
+        count = lane == 0 && key + PANEL <= stop ? PANEL : LANES;
+        if (count == PANEL)
+            dot_products_2(queries, panel, channels, products + key - first, stride);
+        else
+            dot_products_1(queries, panel, channels, products + key - first, stride);
     }
 }
 

@@ -164,7 +164,7 @@ static void run_tile(const Call *call, const Statistics *wanted, const Tile *til
         for (int64_t start = range.first / PANEL * PANEL; start < range.stop; start += KEYS)
             for (int64_t group = 0; tile->first_query + group < tile->stop_query; group += ROWS) {
                 const Rows rows = rows_of(call, tile, segment, entry, head, tile->first_query + group);
-                const Range keys = keys_of_rows(&rows, start, start + KEYS);
+                const Range keys = rounded_out(keys_of_rows(&rows, start, start + KEYS), PANEL);
                 if (keys.first >= keys.stop) continue;
                 const Block block = {&rows, wanted, entry, head, part, keys.first, keys.stop, weights};
                 pair_scores(&rows, entry, head, queries + group * call->D, keys.first, keys.stop, weights, KEYS,

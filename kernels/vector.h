@@ -26,6 +26,8 @@
 /* Keys in a panel: two vectors of scores. */
 #define PANEL (2 * LANES)
 
+#define UNROLL _Pragma("clang loop unroll(full)")
+
 #define INLINE static inline __attribute__((always_inline))
 /* A function of its own: its loop has all registers, whatever the code around it needs. */
 #define APART static __attribute__((noinline, unused))
@@ -52,16 +54,22 @@ INLINE Vector size_of(Vector x) { return (Vector)((Bits)x & 0x7fffffff); }
 /* The larger of two; b where a is NaN, NaN where b is NaN. */
 INLINE Vector larger(Vector a, Vector b) { return choose(a > b, a, b); }
 
+/* Each lane gets the number `count` lanes further; the last ones get the first. */
+INLINE Vector turned(Vector x, int count) {
+    Vector y;
+    UNROLL for (int lane = 0; lane < LANES; lane++) y[lane] = x[(lane + count) % LANES];
+    return y;
+}
+
+/* Halves are added until one number is left: fewer steps wait for each other than in a sum of one lane after another. */
 INLINE float sum_of(Vector x) {
-    float total = 0;
-    for (int lane = 0; lane < LANES; lane++) total += x[lane];
-    return total;
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) x += turned(x, half);
+    return x[0];
 }
 
 INLINE float largest_of(Vector x) {
-    float largest = x[0];
-    for (int lane = 1; lane < LANES; lane++) largest = largest > x[lane] ? largest : x[lane];
-    return largest;
+    UNROLL for (int half = LANES / 2; half > 0; half /= 2) x = larger(x, turned(x, half));
+    return x[0];
 }
 
 /* Whether a lane is not 0. */
