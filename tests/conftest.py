@@ -23,6 +23,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the proc
     os.environ["HOME"] = EMPTY.name
     for name in CACHES:
         os.environ.pop(name, None)
+# Unless told, torch's compiler asks the C++ compiler in each process whether it knows vectors, and precompiles some
+# hundred megabytes of headers for three programs: 14 processor seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 if not torch.accelerator.is_available():  # a seed of absent devices is kept for later with its stack: a millisecond
     for devices in (torch.cuda, torch.xpu, torch.mtia):
