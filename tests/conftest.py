@@ -7,20 +7,22 @@ import signal
 import tempfile
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, register_random, settings
 
 from regard.engine.kept_plans import kept_plans
-from warm import warm_commands
+from warm import end_server, warm_commands
 
 pytest_plugins = ["extras"]
 # No test reads what a developer's machine holds.
 CACHES = ("REGARD_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process that started them
-    EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
-    os.environ["HOME"] = EMPTY.name
+    EMPTY, WARM = (tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True) for name in ("home", "warm"))
+    os.environ["HOME"], os.environ["PYTEST_WARM_COMMANDS"] = EMPTY.name, WARM.name
+    Path(WARM.name, "owner").write_text(str(os.getpid()))
     for name in CACHES:
         os.environ.pop(name, None)
 # Unless told, torch's compiler asks the C++ compiler in each process whether it knows vectors, and precompiles some
@@ -111,8 +113,12 @@ def heard_signals():
 @pytest.fixture(scope="session")
 def commands():
     """A folder of `python`, `regard` and `torchrun` that start without importing torch."""
-    with warm_commands() as folder:
-        yield folder
+    return warm_commands(Path(os.environ["PYTEST_WARM_COMMANDS"]))
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        end_server(Path(WARM.name))
 
 
 @pytest.hookimpl(optionalhook=True)
