@@ -7,22 +7,28 @@ import signal
 import tempfile
 from collections import Counter
 from itertools import chain
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import HealthCheck, register_random, settings
 
 from regard.engine.kept_plans import kept_plans
-from warm import warm_commands
+from warm import end_server, warm_commands
 
 pytest_plugins = ["extras"]
 # No test reads what a developer's machine holds.
 CACHES = ("REGARD_CACHE", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have the home of the process that started them
-    EMPTY = tempfile.TemporaryDirectory(prefix="home", ignore_cleanup_errors=True)
-    os.environ["HOME"] = EMPTY.name
+    EMPTY, WARM = (tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True) for name in ("home", "warm"))
+    os.environ["HOME"], os.environ["PYTEST_WARM_COMMANDS"] = EMPTY.name, WARM.name
+    Path(WARM.name, "owner").write_text(str(os.getpid()))
     for name in CACHES:
         os.environ.pop(name, None)
+# Unless told, torch's compiler asks the C++ compiler in each process whether it knows vectors, and precompiles some
+# hundred megabytes of headers for three programs: 14 processor seconds.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+os.environ.setdefault("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
 torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", 1)))
 if not torch.accelerator.is_available():  # a seed of absent devices is kept for later with its stack: a millisecond
     for devices in (torch.cuda, torch.xpu, torch.mtia):
@@ -109,8 +115,12 @@ def heard_signals():
 @pytest.fixture(scope="session")
 def commands():
     """A folder of `python`, `regard` and `torchrun` that start without importing torch."""
-    with warm_commands() as folder:
-        yield folder
+    return warm_commands(Path(os.environ["PYTEST_WARM_COMMANDS"]))
+
+
+def pytest_unconfigure():
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        end_server(Path(WARM.name))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,5 +1,7 @@
 """What the mask hides has no effect, whatever it holds: every engine, forward and backward."""
 
+from functools import lru_cache
+
 import pytest
 import torch
 
@@ -19,14 +21,31 @@ MASKS = {
 }
 
 
-def hidden_case(mask, n, bad, part, place, generator):
-    """Queries, keys and values with a bad number in one key or value, and the rows that may attend to it."""
-    q, k, v = (torch.randn(1, heads, n, 8, generator=generator) for heads in (4, 2, 2))
-    spoiled = {"key": k.clone(), "value": v.clone()}
-    spoiled[part][0, 1, place, 3] = bad
+def drawn(n, generator):
+    """Queries, keys and values of finite numbers."""
+    return [torch.randn(1, heads, n, 8, generator=generator) for heads in (4, 2, 2)]
+
+
+def spoiled(mask, finite, bad, part, place):
+    """The same with a bad number in one key or value, and the rows that may attend to it."""
+    q, k, v = finite
+    n, changed = q.shape[2], {"key": k.clone(), "value": v.clone()}
+    changed[part][0, 1, place, 3] = bad
     sees = mask.dense(n).reshape(-1, n, n)[0, :, place].expand(4, n).clone()
     sees[:2] = False  # the first two query heads read the other key head
-    return (q, k, v), (q, spoiled["key"], spoiled["value"]), sees
+    return (q, changed["key"], changed["value"]), sees
+
+
+@lru_cache
+def finite_cases(name):
+    """For lengths and places of the bad number: the inputs without it, and the output and weights of the formula."""
+    generator, cases = torch.Generator().manual_seed(1), []
+    for n in (4, 70):
+        for place in (0, n // 2, n - 1):
+            finite = drawn(n, generator)
+            seen = rg.Attention(mask=MASKS[name](n))(*finite, engine="dense")
+            cases.append((n, place, finite, seen.output[0], seen.weights.dense()[0]))
+    return cases
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
@@ -34,22 +53,20 @@ def hidden_case(mask, n, bad, part, place, generator):
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_hidden_key_or_value_that_is_no_number_has_no_effect(name, engine, part, bad):
-    generator = torch.Generator().manual_seed(1)
-    for n in (4, 70):
-        for place in (0, n // 2, n - 1):
-            mask = MASKS[name](n)
-            finite, spoiled, sees = hidden_case(mask, n, bad, part, place, generator)
-            expected = rg.Attention(mask=mask)(*finite, engine="dense")
-            try:
-                seen = rg.Attention(mask=mask)(*spoiled, engine=engine)
-            except rg.RegardError as error:
-                pytest.skip(f"{engine} does not run here: {error}")
-            torch.testing.assert_close(seen.output[0][~sees], expected.output[0][~sees])
-            torch.testing.assert_close(seen.weights.dense()[0][~sees], expected.weights.dense()[0][~sees])
-            if bad != bad:  # scores with an infinite key may be finite
-                is_nan = seen.output[0][sees].isnan()
-                assert is_nan[:, 3].all() and bool(is_nan.all()) == (part == "key" or not sees.any())
-                assert bool(seen.weights.dense()[0][sees].isnan().any(-1).all()) == (part == "key" or not sees.any())
+    for n, place, finite, output, weights in finite_cases(name):
+        mask = MASKS[name](n)
+        inputs, sees = spoiled(mask, finite, bad, part, place)
+        try:
+            seen = rg.Attention(mask=mask)(*inputs, engine=engine)
+        except rg.RegardError as error:
+            pytest.skip(f"{engine} does not run here: {error}")
+        found = seen.weights.dense()[0]
+        torch.testing.assert_close(seen.output[0][~sees], output[~sees])
+        torch.testing.assert_close(found[~sees], weights[~sees])
+        if bad != bad:  # scores with an infinite key may be finite
+            is_nan = seen.output[0][sees].isnan()
+            assert is_nan[:, 3].all() and bool(is_nan.all()) == (part == "key" or not sees.any())
+            assert bool(found[sees].isnan().any(-1).all()) == (part == "key" or not sees.any())
 
 
 @pytest.mark.parametrize("engine", [engine for engine in ENGINES if engine != "reference"])
@@ -58,9 +75,10 @@ def test_a_hidden_key_or_value_that_is_no_number_has_no_effect(name, engine, par
 def test_gradients_of_the_rows_that_do_not_see_it_are_those_without_it(name, engine, part):
     generator, n = torch.Generator().manual_seed(2), 9
     mask = MASKS[name](n)
-    finite, spoiled, sees = hidden_case(mask, n, float("nan"), part, n // 2, generator)
+    finite = drawn(n, generator)
+    with_nan, sees = spoiled(mask, finite, float("nan"), part, n // 2)
     attention, grads = rg.Attention(mask=mask), []
-    for inputs in (finite, spoiled):
+    for inputs in (finite, with_nan):
         leaves = [x.clone().requires_grad_() for x in inputs]
         try:
             output = attention(*leaves, engine=engine).output

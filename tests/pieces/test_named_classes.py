@@ -7,7 +7,6 @@ itself.
 from __future__ import annotations
 
 import ast
-from collections import defaultdict
 from pathlib import Path
 
 import regard
@@ -38,17 +37,20 @@ def name_of(node: ast.expr) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def trees() -> dict[Path, ast.Module]:
-    files = sorted(SOURCE.rglob("*.py"))
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in files if "lab" not in path.parts}
+def classes_and_names(path: Path) -> tuple[dict[str, set[str]], set[str]]:
+    """The bases of each class that a file defines, and the names that it asks for. (All trees together are large.)"""
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+    places = [node for each in nodes for place in asked_in(each) for node in ast.walk(place)]
+    named = {name_of(node) for node in places if isinstance(node, ast.Name | ast.Attribute)}
+    return {n.name: {*map(name_of, n.bases)} for n in nodes if isinstance(n, ast.ClassDef)}, named
 
 
-def pieces_of(parsed: dict[Path, ast.Module]) -> dict[str, Path]:
+def pieces_of(classes: dict[Path, dict[str, set[str]]]) -> dict[str, Path]:
     """Each class of a piece, and the file that defines it."""
-    classes = [(n, path) for path, tree in parsed.items() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
     known = dict.fromkeys(ROOTS, Path())
-    for _ in classes:  # a class may stand before its base
-        new = {n.name: path for n, path in classes if n.name not in known and {*map(name_of, n.bases)} & known.keys()}
+    every = [(name, bases, path) for path, defined in classes.items() for name, bases in defined.items()]
+    for _ in every:  # a class may stand before its base
+        new = {name: path for name, bases, path in every if name not in known and bases & known.keys()}
         if not new:
             break
         known |= new
@@ -72,12 +74,12 @@ def asked_in(node: ast.AST) -> list[ast.AST]:
 
 
 def test_no_other_file_asks_for_the_class_of_a_piece():
-    parsed, asked = trees(), defaultdict(set)
-    own = pieces_of(parsed)
+    files = sorted(path for path in SOURCE.rglob("*.py") if "lab" not in path.parts)
+    parsed = {path: classes_and_names(path) for path in files}
+    own = pieces_of({path: classes for path, (classes, _) in parsed.items()})
     assert len(own) > 60
-    for path, tree in parsed.items():
-        for place in (place for node in ast.walk(tree) for place in asked_in(node)):
-            named = {name_of(node) for node in ast.walk(place) if isinstance(node, ast.Name | ast.Attribute)}
-            asked[path.relative_to(SOURCE).as_posix()] |= {name for name in named & own.keys() if own[name] != path}
-    found = {file: " ".join(sorted(names)) for file, names in asked.items() if names}
+    found = {}
+    for path, (_, named) in parsed.items():
+        if asked := {name for name in named & own.keys() if own[name] != path}:
+            found[path.relative_to(SOURCE).as_posix()] = " ".join(sorted(asked))
     assert found == ASKED, "what others need to know of a piece, the piece says by itself"

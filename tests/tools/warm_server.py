@@ -1,8 +1,8 @@
-"""Starts Python processes without the seconds of importing torch: `python warm_server.py SOCKET`.
+"""Starts Python processes without the seconds of importing torch: `python warm_server.py SOCKET OWNER`.
 
 The server imports packages that are slow to import, and nothing of regard. Each request of warm_client.py becomes a
 fork of it, with the standard streams, folder, environment and arguments of the client. So each command has a process of
-its own, which imports regard anew.
+its own, which imports regard anew. It ends when the process OWNER has ended, which may be killed.
 """
 
 from __future__ import annotations
@@ -59,14 +59,18 @@ def supervise(child: int, connection: socket.socket) -> None:
         connection.sendall(status.to_bytes(8, "little", signed=True))
 
 
-def serve(path: str) -> dict:
-    """Wait for requests. Returns in a process of its own for each of them."""
+def serve(path: str, owner: str) -> dict:
+    """Wait for requests while the owner runs. Returns in a process of its own for each of them."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(f"{path}.new")
     server.listen(64)
     os.rename(f"{path}.new", path)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     while True:
+        if not select.select([server], [], [], 10)[0]:
+            if not os.path.exists(f"/proc/{owner}"):
+                sys.exit()
+            continue
         connection, _ = server.accept()
         if os.fork():
             connection.close()
@@ -144,7 +148,7 @@ def main() -> None:
     # A fork that looks for garbage among these objects, as at its end, copies the memory of each: 1.7 s.
     gc.collect()
     gc.freeze()
-    run_and_end(serve(sys.argv[1]))
+    run_and_end(serve(*sys.argv[1:]))
 
 
 if __name__ == "__main__":
