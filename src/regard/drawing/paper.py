@@ -43,6 +43,7 @@ class Paper:
     figure: Any = field(init=False)
     axes: Any = field(init=False)
     y: float = 1.0
+    widths: dict[tuple[str, float, bool], float] = field(init=False, default_factory=dict)  # of texts, as measured
 
     def __post_init__(self) -> None:
         self.figure = canvas("figure").paper_figure(self.width / 72)
@@ -67,7 +68,10 @@ class Paper:
         return self.figure
 
     def text_width(self, text: str, size: float = SMALL, bold: bool = False) -> float:
-        return canvas("figure").text_width(self.figure, text, size, bold)
+        """The width of a text in points. Each is measured once; lines of a paragraph are asked for again and again."""
+        if (text, size, bold) not in self.widths:
+            self.widths[text, size, bold] = canvas("figure").text_width(self.figure, text, size, bold)
+        return self.widths[text, size, bold]
 
     def widest(self, labels: Sequence[str], size: float = SMALL) -> float:
         """The width of the widest label in points; 0 without labels."""
