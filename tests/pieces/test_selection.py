@@ -546,3 +546,13 @@ def test_a_table_of_blocks_is_kept_only_where_blocks_begin_anew(size):
         blocks = KeyBlocks.of(size, mask, grid)
         is_regular = torch.equal(blocks.table[0], torch.arange(9) // size)
         assert (blocks.irregular is None) is is_regular
+
+
+@pytest.mark.parametrize(("bytes_at_once", "size"), [(0, 1), (2 * 4 * 5 * 3, 3), (2 * 4 * 5 * 3 - 1, 2), (1 << 30, 7)])
+def test_as_many_rows_are_compared_at_once_as_fit_in_memory(bytes_at_once, size, monkeypatch):
+    """Two batch entries, and five numbers of 4 bytes for each row."""
+    monkeypatch.setattr("regard.pieces.selection.BLOCK_BYTES", bytes_at_once)
+    candidates = CandidateKeys.of(torch.randn(2, 1, 7, 4), rg.types.Positions.of(0, 7, 7), None)
+    rows = candidates.rows(5)
+    assert [(part.start, part.stop) for part in rows] == [(n, min(n + size, 7)) for n in range(0, 7, size)]
+    assert candidates.rows(0) == ([slice(0, 7)] if bytes_at_once >= 7 else [slice(n, n + 1) for n in range(7)])
