@@ -556,3 +556,17 @@ def test_as_many_rows_are_compared_at_once_as_fit_in_memory(bytes_at_once, size,
     rows = candidates.rows(5)
     assert [(part.start, part.stop) for part in rows] == [(n, min(n + size, 7)) for n in range(0, 7, size)]
     assert candidates.rows(0) == ([slice(0, 7)] if bytes_at_once >= 7 else [slice(n, n + 1) for n in range(7)])
+
+
+@given(seed=st.integers(0, 999), batch=st.integers(1, 3))
+def test_chosen_blocks_of_a_table_are_those_of_each_entry(seed, batch):
+    """For entries in any order and more than once; the blocks may begin anew in each entry."""
+    numbers = torch.Generator().manual_seed(seed)
+    ids = torch.rand(batch, 1, 5, 4, generator=numbers).argsort(-1)[..., :2].sort(-1).values.int()
+    blocks = torch.randint(0, 2, (batch, 6), generator=numbers).cumsum(1)
+    entries, keys = torch.randint(0, batch, (4,), generator=numbers), torch.tensor([5, 0, 2, 3])
+    mask = rg.masks.chosen_keys.of_sorted(ids, 1, 2, 0, blocks)
+    allowed = mask.allowed(rg.types.Grid(entries, torch.arange(2), torch.arange(5), keys)).expand(4, 2, 5, 4)
+    for flags, entry in zip(allowed, entries, strict=True):
+        expected = (ids[entry, 0, :, None, :] == blocks[entry][keys][None, :, None]).any(-1)
+        assert torch.equal(flags, expected.expand(2, 5, 4))
