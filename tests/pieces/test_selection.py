@@ -567,6 +567,9 @@ def test_chosen_blocks_of_a_table_are_those_of_each_entry(seed, batch):
     entries, keys = torch.randint(0, batch, (4,), generator=numbers), torch.tensor([5, 0, 2, 3])
     mask = rg.masks.chosen_keys.of_sorted(ids, 1, 2, 0, blocks)
     allowed = mask.allowed(rg.types.Grid(entries, torch.arange(2), torch.arange(5), keys)).expand(4, 2, 5, 4)
-    for flags, entry in zip(allowed, entries, strict=True):
-        expected = (ids[entry, 0, :, None, :] == blocks[entry][keys][None, :, None]).any(-1)
-        assert torch.equal(flags, expected.expand(2, 5, 4))
+    expected = (ids[:, 0, :, None, :] == blocks[:, None, :, None]).any(-1)  # (entries, queries, keys)
+    assert torch.equal(allowed, expected[entries][:, None, :, keys].expand(4, 2, 5, 4))
+    for start, stop in ((0, 5), (1, 2), (3, 5)):
+        rows, (some, every) = expected[:, start:stop].flatten(0, 1), (mask.any_allowed, mask.all_allowed)
+        assert {*rows.any(0).nonzero().flatten().tolist()} <= {*some(start, stop).tensor().tolist()}
+        assert {*every(start, stop).tensor().tolist()} <= {*rows.all(0).nonzero().flatten().tolist()}
