@@ -90,6 +90,7 @@ class Mutant:
     stop: int
     before: str
     after: str
+    is_in_body: bool  # of a function; else it runs at import
     repeat: int = 0
 
     def text(self, original: bytes) -> bytes:
@@ -112,6 +113,8 @@ def mutants(file: Path) -> list[Mutant]:
     data, name, found = text.encode(), str(file.relative_to(ROOT / "src")), []
     repeats: Counter[str] = Counter()
     tree = ast.parse(text)
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    in_bodies = {line for node in functions for line in range(node.body[0].lineno, node.end_lineno + 1)}
     settings: set[str] = set()
     if file.parent.name in WITH_SETTINGS:
         settings = {name for statement in tree.body for name in _settings(statement)}
@@ -119,7 +122,8 @@ def mutants(file: Path) -> list[Mutant]:
     for function, node in _code(tree, settings):
         for after in _changes(node):
             start, stop = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-            mutant = Mutant(name, function, node.lineno, start, stop, data[start:stop].decode(), after)
+            before, is_in_body = data[start:stop].decode(), node.lineno in in_bodies
+            mutant = Mutant(name, function, node.lineno, start, stop, before, after, is_in_body)
             found.append(replace(mutant, repeat=repeats[mutant.name]))
             repeats[mutant.name] += 1
     return found
@@ -274,8 +278,8 @@ def tests_of(mutant: Mutant, lines: dict[str, dict[str, float]], seconds: float)
 
     Where the line runs at import, those that run anything of its file.
     """
-    known = [number for number in range(mutant.line, 0, -1) if f"{mutant.file}:{number}" in lines]
-    tests = lines[f"{mutant.file}:{known[0]}"] if known else {}
+    before = [number for number in range(mutant.line, 0, -1) if f"{mutant.file}:{number}" in lines]
+    tests = lines[f"{mutant.file}:{before[0]}"] if before and mutant.is_in_body else {}
     if not tests:
         inside = (own for key, own in lines.items() if key.startswith(f"{mutant.file}:"))
         tests = {test: seconds for own in inside for test, seconds in own.items()}

@@ -278,3 +278,28 @@ def test_no_logarithm_of_a_weight_is_above_zero(normalizer):
     scores = torch.tensor([[[[0.0, 3.0]]]])
     logs = normalizer.log_weights(scores.clone(), (torch.tensor([[[2.5]]]),))
     assert logs.flatten().tolist() == [-2.5, 0.0]
+
+
+EVERY = [
+    *(rg.normalizers.Softmax(), rg.normalizers.Softmax(sink=0.5), rg.normalizers.LearnedSink(2)),
+    *(rg.normalizers.Sparsemax(), rg.normalizers.Entmax15(), rg.normalizers.TopK(3), rg.normalizers.Hardmax()),
+    *(rg.normalizers.SumNormalizer(), rg.normalizers.Sigmoid(), rg.normalizers.Unnormalized()),
+]
+
+
+@pytest.mark.parametrize("normalizer", EVERY, ids=repr)
+def test_what_a_normalizer_says_of_itself_is_what_its_weights_show(normalizer):
+    def weights(scores):
+        return normalizer.normalize_rows(scores.clone(), torch.arange(scores.shape[-1]))[0]
+
+    scores = torch.rand(1, 2, 3, 6, dtype=torch.float64) * 3 - (0 if normalizer.needs_nonnegative else 1.5)
+    found, first = weights(scores), torch.arange(6) == 0
+    sums = found.sum(-1, keepdim=True)
+    assert (normalizer.row_sum == 1.0) is sums.allclose(torch.ones_like(sums))
+    assert normalizer.is_signed is bool((found < 0).any())
+    assert normalizer.is_linear is (found.allclose(scores) or found.allclose(scores / scores.sum(-1, keepdim=True)))
+    assert normalizer.independent is weights(scores + 2 * first)[..., 1:].allclose(found[..., 1:])
+    masked = weights(scores.masked_fill(first, normalizer.masked_score))
+    assert not masked[..., 0].any() and masked[..., 1:].allclose(weights(scores[..., 1:]))
+    if normalizer not in (EVERY[1], EVERY[2], EVERY[6]):  # a sink is a score too; the weights of Hardmax are 0 and 1
+        assert normalizer.is_relative is weights(scores + 1.25).allclose(found)

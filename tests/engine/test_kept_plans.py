@@ -490,3 +490,18 @@ def test_autocast_is_part_of_the_key():
         found = results(attention, tensors)
         assert found[0].dtype == torch.bfloat16
         assert_equal(found, anew(attention, tensors))
+
+
+def test_the_half_of_the_plans_that_was_used_last_is_kept(monkeypatch):
+    monkeypatch.setattr(kept_plans_file, "MOST_PLANS", 6)
+    attention = rg.Attention(mask=rg.causal())
+
+    def call(length):
+        attention(*torch.randn(3, 1, 1, length, 4))
+
+    for length in (3, 4, 5, 6, 7, 8, 3):
+        call(length)
+    assert len(kept_plans) == 6
+    used_last = [key for key, plan in sorted(kept_plans._plans.items(), key=lambda item: -item[1].used)[:3]]
+    call(9)
+    assert len(kept_plans) == 4 and {*used_last} < {*kept_plans._plans}

@@ -13,7 +13,7 @@ import regard as rg
 from drawn import examples, problems
 from regard.base.shapes import Sizes
 from regard.base.spans import Spans
-from regard.engine import blocked, speed_model
+from regard.engine import blocked, flash, speed_model
 from regard.engine.blocked import Work
 from regard.engine.blocks import Block, blocks
 from regard.engine.flash import FlashRows
@@ -263,3 +263,15 @@ def test_the_pairs_of_the_causal_flag_are_those_of_its_triangle(start):
         block = Block(start, start + rows, Spans.of((0, keys)), full=False, mask=None)
         assert block.causal_pairs == int(torch.ones(rows, keys).tril().sum())
         assert block.pairs == rows * keys
+
+
+def test_a_group_is_the_rows_of_one_head_where_no_row_needs_a_mask_of_its_own():
+    def folds(heads, key_heads, queries, mask_heads=None, causal=False):
+        query, key = torch.zeros(1, heads, queries, 4), torch.zeros(1, key_heads, 7, 4)
+        mask = None if mask_heads is None else torch.zeros(1, mask_heads, queries, 7)
+        return flash._folds(query, key, causal, mask)
+
+    for queries in (1, 2, 3):
+        assert folds(4, 2, queries) and not folds(4, 4, queries) and not folds(4, 2, queries, causal=True)
+        assert folds(4, 2, queries, mask_heads=1) is (queries == 1)
+        assert not folds(4, 2, queries, mask_heads=4) and not folds(2, 1, queries, mask_heads=2)

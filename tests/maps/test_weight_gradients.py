@@ -18,11 +18,13 @@ from regard.catalog import mechanisms
 from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.maps import attention_map, transported_map
 from regard.maps import gradients as gradients_of_maps
+from regard.maps.axis_reductions import Extreme, Product, Sum
 from regard.maps.changed_map import HeadMean, PositiveMap, ValueWeightedMap
 from regard.maps.joined import joined
 from regard.maps.reductions import Pyramid
 from regard.maps.stored import save_map
 from regard.stats import Agreement, Offsets
+from regard.stats.statistics import Allowed
 
 every_mechanism = pytest.mark.parametrize("name", sorted(mechanisms()))
 EXACT, ROUNDED = {"rtol": 1e-8, "atol": 1e-10}, {"rtol": 2e-4, "atol": 2e-6}
@@ -706,7 +708,12 @@ def test_no_heads_of_weight_times_gradient_are_an_empty_map_as_of_weights(heads,
 def test_a_reduction_whose_states_of_disjoint_queries_add_up_says_so():
     """Gradients of others keep the state before each range of queries."""
     weights = rg.Attention()(*torch.randn(3, 1, 2, 9, 4)).weights
-    reductions = (*some_reductions(*weights.shape, 1), Strongest(), Above())
+    reductions = (
+        *(*some_reductions(*weights.shape, 1), Strongest(), Above(), rg.maps.Divergence(torch.ones(9, 9) / 9)),
+        *(Sum(axis, torch.float64) for axis in (2, 3)),
+        *(Extreme(axis, is_largest, torch.float64) for axis in (2, 3) for is_largest in (False, True)),
+        *(Product(3, torch.randn(1, 2, 9, 3)), Product(2, torch.randn(1, 2, 9, 3)), Allowed(weights)),
+    )
     for reduction in reductions:
         new, *states = ([part.double() for part in reduction.init(weights.shape, weights.device)] for _ in range(4))
         for tile in weights.tiles():

@@ -285,3 +285,40 @@ def test_every_score_lists_its_parameters_as_its_attention_does():
     ):
         assert sorted(p.numel() for p in score.parameters()) == sorted(sizes)
         assert set(score.parameters()) == set(rg.Attention(score).parameters())
+
+
+EVEN = 3**-0.5  # the standard deviation of numbers between -1 and 1
+#: Learned pieces, and the mean and the standard deviation of each parameter at the beginning.
+BEGINNINGS = {
+    "T5": (lambda: rg.biases.T5Bias(64, num_buckets=64), {"table": (0, 1)}),
+    "Shaw": (lambda: rg.biases.ShawBias(64, reach=50), {"keys": (0, 1 / 8)}),
+    "Transformer-XL": (
+        lambda: rg.biases.TransformerXLBias(64, 64),
+        {"content": (0, 0.02), "distance": (0, 0.02), "projection": (0, 1 / 8)},
+    ),
+    "table": (lambda: rg.biases.LearnedTable(8, reach=4), {"table": (0, 0)}),
+    "KERPLE": (lambda: rg.biases.KERPLEBias(4000), {"amplitude": (1, EVEN / 2), "rate": (1, EVEN / 2)}),
+    "taps": (lambda: rg.transitions.Taps.random(64, 64), {"numbers": (0, EVEN / 8)}),
+    "token shift": (lambda: rg.transitions.TokenShift(8), {"share": (0.5, 0)}),
+    "QK norm": (lambda: rg.encodings.QKNorm(8, 8), {"query_scale": (1, 0), "key_scale": (1, 0)}),
+    "scalable softmax": (lambda: rg.encodings.ScalableSoftmax(8), {"factor": (0.43, 0)}),
+    "PoPE": (lambda: rg.encodings.PoPE(8, 8), {"phase": (0, 0)}),
+    "sink": (lambda: rg.normalizers.LearnedSink(8), {"sink": (0, 0)}),
+    "positions": (lambda: rg.encodings.LearnedPositions(64, 64), {"table": (0, 0.02)}),
+    "groups": (
+        lambda: rg.composites.ProjectedGroups(64, 64),
+        {"of_keys": (0, EVEN / 8), "of_values": (0, EVEN / 8)},
+    ),
+    "latent": (lambda: rg.scores.LatentDot(16, 16, 16, 4), {"weight": (0, 1 / 4)}),
+    "additive": (lambda: rg.scores.Additive(4, 4, 4096), {"direction": (0, EVEN / 64)}),
+    "concat": (lambda: rg.scores.Concat(4, 4, 4096), {"direction": (0, EVEN / 64)}),
+}
+
+
+@pytest.mark.parametrize("name", BEGINNINGS)
+def test_learned_pieces_begin_with_numbers_of_a_known_size(name):
+    make, expected = BEGINNINGS[name]
+    found = dict(make().named_parameters())
+    for part, (mean, deviation) in expected.items():
+        assert found[part].mean().item() == pytest.approx(mean, abs=0.1 * deviation + 1e-7)
+        assert found[part].std().item() == pytest.approx(deviation, rel=0.1, abs=1e-7)

@@ -546,3 +546,30 @@ def test_a_table_of_blocks_is_kept_only_where_blocks_begin_anew(size):
         blocks = KeyBlocks.of(size, mask, grid)
         is_regular = torch.equal(blocks.table[0], torch.arange(9) // size)
         assert (blocks.irregular is None) is is_regular
+
+
+@pytest.mark.parametrize(("bytes_at_once", "size"), [(0, 1), (2 * 4 * 5 * 3, 3), (2 * 4 * 5 * 3 - 1, 2), (1 << 30, 7)])
+def test_as_many_rows_are_compared_at_once_as_fit_in_memory(bytes_at_once, size, monkeypatch):
+    """Two batch entries, and five numbers of 4 bytes for each row."""
+    monkeypatch.setattr("regard.pieces.selection.BLOCK_BYTES", bytes_at_once)
+    candidates = CandidateKeys.of(torch.randn(2, 1, 7, 4), rg.types.Positions.of(0, 7, 7), None)
+    rows = candidates.rows(5)
+    assert [(part.start, part.stop) for part in rows] == [(n, min(n + size, 7)) for n in range(0, 7, size)]
+    assert candidates.rows(0) == ([slice(0, 7)] if bytes_at_once >= 7 else [slice(n, n + 1) for n in range(7)])
+
+
+@given(seed=st.integers(0, 999), batch=st.integers(1, 3))
+def test_chosen_blocks_of_a_table_are_those_of_each_entry(seed, batch):
+    """For entries in any order and more than once; the blocks may begin anew in each entry."""
+    numbers = torch.Generator().manual_seed(seed)
+    ids = torch.rand(batch, 1, 5, 4, generator=numbers).argsort(-1)[..., :2].sort(-1).values.int()
+    blocks = torch.randint(0, 2, (batch, 6), generator=numbers).cumsum(1)
+    entries, keys = torch.randint(0, batch, (4,), generator=numbers), torch.tensor([5, 0, 2, 3])
+    mask = rg.masks.chosen_keys.of_sorted(ids, 1, 2, 0, blocks)
+    allowed = mask.allowed(rg.types.Grid(entries, torch.arange(2), torch.arange(5), keys)).expand(4, 2, 5, 4)
+    expected = (ids[:, 0, :, None, :] == blocks[:, None, :, None]).any(-1)  # (entries, queries, keys)
+    assert torch.equal(allowed, expected[entries][:, None, :, keys].expand(4, 2, 5, 4))
+    for start, stop in ((0, 5), (1, 2), (3, 5)):
+        rows, (some, every) = expected[:, start:stop].flatten(0, 1), (mask.any_allowed, mask.all_allowed)
+        assert {*rows.any(0).nonzero().flatten().tolist()} <= {*some(start, stop).tensor().tolist()}
+        assert {*every(start, stop).tensor().tolist()} <= {*rows.all(0).nonzero().flatten().tolist()}
