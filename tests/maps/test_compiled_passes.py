@@ -45,17 +45,17 @@ def no_tiles(monkeypatch):
     def refused(self):
         raise AssertionError("tiles were computed")
 
-    monkeypatch.setattr(rg.AttentionMap, "tiles", refused)
+    monkeypatch.setattr(ScoredMap, "tiles", refused)
 
 
 def on_tiles(monkeypatch, compute):
     with monkeypatch.context() as patch:
         patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
-        patch.setattr(rg.AttentionMap, "tiles", TILES)
+        patch.setattr(ScoredMap, "tiles", TILES)
         return compute()
 
 
-TILES = rg.AttentionMap.tiles
+TILES = ScoredMap.tiles
 STATISTICS = (
     rg.maps.Entropy(),
     rg.maps.TopLinks(4),

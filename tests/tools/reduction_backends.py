@@ -109,6 +109,12 @@ def short_maps(engine="blocked") -> dict[str, Callable[[], Weighed]]:
     return maps
 
 
+def gaps():
+    """Keys of two intervals, before all queries."""
+    positions = rg.types.Positions(36, rg.types.Spans.of((0, 12), (19, 36)))
+    return scored(rg.Attention(mask=rg.causal() & rg.window(25)), positions=positions)
+
+
 def without_statistic(make):
     """The map as of a model's own kernel, which returns no row statistic."""
 
@@ -251,7 +257,7 @@ def kernels(level):
         patch.setattr(library, "LOWEST_LEVEL", 0)
         patch.setenv(library.SETTING, level)
         computed = "tiles were computed: a kind of reduction that no kernel knows belongs in ON_TILES of this file"
-        patch.setattr(rg.AttentionMap, "tiles", mock.Mock(side_effect=AssertionError(computed)))
+        patch.setattr(ScoredMap, "tiles", mock.Mock(side_effect=AssertionError(computed)))
         yield
 
 
@@ -309,8 +315,13 @@ OF_SHARES = tuple(sorted({kind_of(each) for each in some_reductions(1, 1, 9, 9) 
 OF_POSITIVE = (*OF_SHARES, "Pyramid", "TopLinks", "WeightOnKeys")
 
 
+#: What a kernel knows, but not of every map.
+OF_PRODUCTS = ("Similarity", "Agreement")
+OF_DISTANCES = ("Distance", "MassWhere", "Offset", "Offsets", "SameToken")
+
+
 def left_to_tiles(name):
-    return (*ON_TILES, "Similarity", "Agreement") if name == "additive" else ON_TILES
+    return (*ON_TILES, *{"additive": OF_PRODUCTS, "keys with gaps": OF_DISTANCES}.get(name, ()))
 
 
 def wrapped(wrap, maps):
@@ -323,7 +334,7 @@ def one(make, *given, lacks=()):
 
 
 BACKENDS = {
-    "tiles": Backend(short_maps),
+    "tiles": Backend(lambda: short_maps() | {"keys with gaps": gaps}),
     "tiles, without a row statistic": Backend(lambda: wrapped(without_statistic, short_maps())),
     "in the graph": Backend(live_maps),
     "ring": Backend(lambda: short_maps("ring"), ring_of_one),
