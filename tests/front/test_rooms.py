@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
+import re
 from collections import defaultdict
 from operator import attrgetter
 from types import ModuleType
@@ -11,9 +13,10 @@ from types import ModuleType
 import pytest
 
 import regard as rg
-from imports import FILES
+from imports import FILES, SOURCE
 from public_names import PUBLIC
 from regard.base.other_libraries import INNER_ROOMS, ROOMS
+from regard.pieces.piece import Piece
 
 
 def names_of_the_source():
@@ -50,6 +53,13 @@ def test_a_room_has_at_most_forty_names_and_each_is_there(room):
     assert len(set(names)) == len(names) <= 40
     assert all(module.__dict__.get(name) is not None or getattr(module, name) for name in names)
     assert importlib.import_module(f"regard.{room}").__doc__
+
+
+def test_every_piece_has_a_line_that_checks_it_by_hand():
+    text = (SOURCE.parents[1] / "docs" / "development" / "pieces.md").read_text()
+    pieces = [piece for piece in PUBLIC.values() if inspect.isclass(piece) and issubclass(piece, Piece)]
+    without = [p.__name__ for p in pieces if not inspect.isabstract(p) and not re.search(rf"\b{p.__name__}\b", text)]
+    assert not without, f"docs/development/pieces.md: write a line for {without}"
 
 
 def test_no_two_names_differ_by_case_alone():

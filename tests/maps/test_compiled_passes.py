@@ -42,20 +42,20 @@ def watched(model, **options):
 def no_tiles(monkeypatch):
     """Computing a tile of weights is an error."""
 
-    def refused(self, rows, parts, collected):
+    def refused(self):
         raise AssertionError("tiles were computed")
 
-    monkeypatch.setattr(ScoredMap, "_weights_of_strip", refused)
+    monkeypatch.setattr(ScoredMap, "tiles", refused)
 
 
 def on_tiles(monkeypatch, compute):
     with monkeypatch.context() as patch:
         patch.setattr(compiled_reductions, "FEWEST_PAIRS", 1 << 60)
-        patch.setattr(ScoredMap, "_weights_of_strip", WEIGHTS_OF_STRIP)
+        patch.setattr(ScoredMap, "tiles", TILES)
         return compute()
 
 
-WEIGHTS_OF_STRIP = ScoredMap._weights_of_strip
+TILES = ScoredMap.tiles
 STATISTICS = (
     rg.maps.Entropy(),
     rg.maps.TopLinks(4),

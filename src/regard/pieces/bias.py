@@ -334,7 +334,7 @@ def is_shaw(bias: Bias) -> TypeGuard[ShawBias]:
 
 
 def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
-    """`number(j - i)` for all pairs of a tile: (1, H, I, J). `number` turns distances (...) into numbers (H, ...).
+    """`number(j - i)` for all pairs of a tile: (1, H, I, J). `number` turns distances (...) into numbers (H or 1, ...).
 
     If both queries and keys have consecutive positions, it is called with each distance once, else with each pair.
     """
@@ -342,6 +342,7 @@ def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
     if distances is None:
         return number(grid.distance[0, 0])[None]
     each = number(torch.arange(distances.start, distances.stop, device=grid.device))
+    assert each.ndim == 2, "one row of numbers for each head, or one for all heads: (H or 1, distances)"
     return _Diagonals.apply(each, len(grid.query))[None]  # type: ignore[index]
 
 
