@@ -16,13 +16,13 @@
 /* Most distances of a window whose keys each thread packs for itself, and most tiles of a run of them. */
 #define NEAR 2048
 #define MOST_TILES 16
-/* Runs that all threads share: fewer tiles make a run where there would be less of them. */
+/* Runs that all threads share: a run has fewer tiles where there would be fewer runs. */
 #define MANY_RUNS 64
 
 /* The tiles of a run of a window; 0: keys and values are packed once, for all tiles and threads.
 
-   A run packs the keys of its tiles into scratch memory, which stays in the cache. That is more work, as neighbors share
-   keys, but those of a long text would go to memory and come back. */
+   A run packs the keys of its tiles into scratch memory, which stays in the cache. Neighboring runs pack some keys
+   twice, but packed keys of a long text would go to memory and come back. */
 static int64_t run_tiles(const Call *call) {
     const int64_t reach = call->high - call->low, tiles = call->B * call->G * call->num_tiles;
     if (reach > NEAR || call->tiles_have_entries || call->J < 2 * (reach + MOST_TILES * TILE_QUERIES)) return 0;
