@@ -6,14 +6,12 @@
    thread that finishes the last part of a key head adds the parts in order (Flash-Decoding: Dao, Haziza, Massa and
    Sizov 2023). Parts depend on the sizes alone, so the result does not depend on the number of threads.
 
-   Memory limits the speed. The processor prefetches only what is read in order, so all rows take CHUNK keys before the
-   next ones are read, and what follows is fetched ahead. (Reading four keys in turns reached half the rate.) */
+   Memory limits the speed. So all rows take CHUNK keys before the next ones are read, and while KEYS keys are read,
+   their values are fetched into the L2 cache; while these are read, the next keys are. */
 #include "rows.h"
 
 /* Keys that are read together, and stay in the L1 cache for all rows: a multiple of LANES that divides KEYS. */
 #define CHUNK 16
-/* Bytes between what is read and what is fetched. */
-#define AHEAD 4096
 
 /* The scratch memory of a thread: queries as rows, scores of KEYS keys, a factor for each row, a copy of CHUNK keys. */
 typedef struct {
@@ -64,37 +62,59 @@ typedef struct {
     int64_t step, dtype;
 } Matrix;
 
+INLINE int64_t bytes_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
+
 /* `count` vectors from token `first` on. It is the tensor itself if channels are contiguous and fill whole registers,
    else a copy. */
 INLINE Matrix matrix_of(const Tensor *t, int64_t entry, int64_t head, int64_t first, int64_t count, int64_t channels,
                         int64_t width, float *copy) {
     if (t->strides[3] == 1 && channels == width) {
-        const int64_t bytes = t->dtype == FLOAT32 ? 4 : 2;
+        const int64_t bytes = bytes_of(t->dtype);
         return (Matrix){(const char *)t->data + place(t, entry, head, first) * bytes, t->strides[2], t->dtype};
     }
     pack_rows(t, entry, head, first, count, first + count, channels, width, copy);
     return (Matrix){copy, width, FLOAT32};
 }
 
-/* LANES numbers from index `n` on. What comes AHEAD bytes later is fetched: the processor stops at the end of a page. */
+/* Vectors that are read later: the address of the first, and bytes from one to the next. */
+typedef struct {
+    uint64_t address;
+    int64_t step;
+} Later;
+
+INLINE Later later(const Tensor *t, int64_t entry, int64_t head, int64_t first) {
+    const int64_t bytes = bytes_of(t->dtype);
+    return (Later){(uint64_t)t->data + (uint64_t)(place(t, entry, head, first) * bytes), t->strides[2] * bytes};
+}
+
+/* Fetches the line of byte `offset` of a later vector into the L2 cache. It is not read, so there may be none. */
+INLINE void fetch(Later vectors, int64_t number, int64_t offset) {
+    __builtin_prefetch((const void *)(vectors.address + (uint64_t)(number * vectors.step + offset)), 0, 2);
+}
+
+/* LANES numbers from index `n` on. */
 INLINE Vector load_as(const int64_t dtype, const void *data, int64_t n) {
-    __builtin_prefetch((const char *)data + n * (dtype == FLOAT32 ? 4 : 2) + AHEAD);
     if (dtype == FLOAT32) return load((const float *)data + n);
     const Halves halves = *(const Halves *)((const uint16_t *)data + n);
     return dtype == BFLOAT16 ? from_bfloat16s(halves) : from_float16s(halves);
 }
 
-/* Products of N rows with `count` keys: products[r KEYS + k]. LANES products at a time have a vector of sums each. */
-INLINE void products_of(const int N, const int64_t dtype, const float *rows, int64_t width, Matrix keys, int64_t count,
-                        float *products) {
+/* Products of N rows with `count` keys: products[r KEYS + k]. LANES products at a time have a vector of sums each.
+   Meanwhile the `next` vectors with the same numbers are fetched. */
+INLINE void products_of(const int N, const int64_t dtype, const float *rows, int64_t width, Matrix keys, Later next,
+                        int64_t count, float *products) {
     const int K = LANES / N;
     for (int64_t first = 0; first < count; first += K) {
         Vector sums[LANES] = {{0}};
-        UNROLL for (int k = 0; k < K; k++) {
-            const int64_t key = min(first + k, count - 1) * keys.step;
-            for (int64_t c = 0; c < width; c += LANES) {
-                const Vector vector = load_as(dtype, keys.data, key + c);
-                UNROLL for (int r = 0; r < N; r++) sums[r * K + k] += load(rows + r * width + c) * vector;
+        for (int64_t c = 0; c < width; c += LANES) {
+            Vector vectors[LANES];
+            UNROLL for (int k = 0; k < K; k++) {
+                vectors[k] = load_as(dtype, keys.data, min(first + k, count - 1) * keys.step + c);
+                fetch(next, first + k, c * bytes_of(dtype));
+            }
+            UNROLL for (int r = 0; r < N; r++) {
+                const Vector row = load(rows + r * width + c);
+                UNROLL for (int k = 0; k < K; k++) sums[r * K + k] += row * vectors[k];
             }
         }
         const Vector sum = sums_of(sums);
@@ -102,27 +122,31 @@ INLINE void products_of(const int N, const int64_t dtype, const float *rows, int
     }
 }
 
-INLINE void all_products(const int64_t dtype, const Workspace *w, Matrix keys, int64_t count, float *products) {
+INLINE void all_products(const int64_t dtype, const Workspace *w, Matrix keys, Later next, int64_t count,
+                         float *products) {
     const int64_t width = w->query_width;
     int64_t r = 0;
     for (; r + 4 <= w->num_rows; r += 4)
-        products_of(4, dtype, w->queries + r * width, width, keys, count, products + r * KEYS);
+        products_of(4, dtype, w->queries + r * width, width, keys, next, count, products + r * KEYS);
     for (; r + 2 <= w->num_rows; r += 2)
-        products_of(2, dtype, w->queries + r * width, width, keys, count, products + r * KEYS);
-    if (r < w->num_rows) products_of(1, dtype, w->queries + r * width, width, keys, count, products + r * KEYS);
+        products_of(2, dtype, w->queries + r * width, width, keys, next, count, products + r * KEYS);
+    if (r < w->num_rows) products_of(1, dtype, w->queries + r * width, width, keys, next, count, products + r * KEYS);
 }
 
 /* sums[r row + e] = sums[...] * factors[r] + the sum over keys of weights[r KEYS + k] * values[k step + e], for N rows
    and M vectors of channels from `e` on. */
-INLINE void add_values(const int N, const int M, const int64_t dtype, const float *weights, Matrix values, int64_t e,
-                       int64_t count, const float *factors, float *sums, int64_t row) {
+INLINE void add_values(const int N, const int M, const int64_t dtype, const float *weights, Matrix values, Later next,
+                       int64_t e, int64_t count, const float *factors, float *sums, int64_t row) {
     Vector totals[4][8];
     UNROLL for (int r = 0; r < N; r++) {
         UNROLL for (int m = 0; m < M; m++) totals[r][m] = load(sums + r * row + e + m * LANES) * factors[r];
     }
     for (int64_t k = 0; k < count; k++) {
         Vector value[8];
-        UNROLL for (int m = 0; m < M; m++) value[m] = load_as(dtype, values.data, k * values.step + e + m * LANES);
+        UNROLL for (int m = 0; m < M; m++) {
+            value[m] = load_as(dtype, values.data, k * values.step + e + m * LANES);
+            fetch(next, k, (e + m * LANES) * bytes_of(dtype));
+        }
         UNROLL for (int r = 0; r < N; r++) {
             const Vector weight = broadcast(weights[r * KEYS + k]);
             UNROLL for (int m = 0; m < M; m++) totals[r][m] += weight * value[m];
@@ -135,25 +159,27 @@ INLINE void add_values(const int N, const int M, const int64_t dtype, const floa
 
 /* Adds M vectors of channels to all rows, N at a time: N x M sums and M vectors fit in the registers. */
 INLINE void add_channels(const int N, const int M, const int64_t dtype, const Workspace *w, const float *weights,
-                         Matrix values, int64_t e, int64_t count, float *sums) {
+                         Matrix values, Later next, int64_t e, int64_t count, float *sums) {
     const int64_t row = partial_row(w);
     int64_t r = 0;
     for (; r + N <= w->num_rows; r += N)
-        add_values(N, M, dtype, weights + r * KEYS, values, e, count, w->factors + r, sums + r * row, row);
+        add_values(N, M, dtype, weights + r * KEYS, values, next, e, count, w->factors + r, sums + r * row, row);
     for (; r < w->num_rows; r++)
-        add_values(1, M, dtype, weights + r * KEYS, values, e, count, w->factors + r, sums + r * row, row);
+        add_values(1, M, dtype, weights + r * KEYS, values, next, e, count, w->factors + r, sums + r * row, row);
 }
 
-INLINE void add_all_values(const int64_t dtype, const Workspace *w, const float *weights, Matrix values, int64_t count,
-                           float *sums) {
+INLINE void add_all_values(const int64_t dtype, const Workspace *w, const float *weights, Matrix values, Later next,
+                           int64_t count, float *sums) {
     const int64_t width = w->value_width;
     int64_t e = 0;
     if (REGISTERS == 32) {
-        for (; e + 8 * LANES <= width; e += 8 * LANES) add_channels(2, 8, dtype, w, weights, values, e, count, sums);
-        for (; e + 4 * LANES <= width; e += 4 * LANES) add_channels(4, 4, dtype, w, weights, values, e, count, sums);
+        for (; dtype == FLOAT32 && e + 8 * LANES <= width; e += 8 * LANES) /* whole lines in order */
+            add_channels(2, 8, dtype, w, weights, values, next, e, count, sums);
+        for (; e + 4 * LANES <= width; e += 4 * LANES)
+            add_channels(4, 4, dtype, w, weights, values, next, e, count, sums);
     }
-    for (; e + 4 * LANES <= width; e += 4 * LANES) add_channels(2, 4, dtype, w, weights, values, e, count, sums);
-    for (; e < width; e += LANES) add_channels(4, 1, dtype, w, weights, values, e, count, sums);
+    for (; e + 4 * LANES <= width; e += 4 * LANES) add_channels(2, 4, dtype, w, weights, values, next, e, count, sums);
+    for (; e < width; e += LANES) add_channels(4, 1, dtype, w, weights, values, next, e, count, sums);
 }
 
 /* Products of all rows with the keys [first, stop), at most KEYS. */
@@ -161,10 +187,11 @@ static void score_keys(const Call *call, const Workspace *w, int64_t entry, int6
     for (int64_t start = first; start < stop; start += CHUNK) {
         const int64_t count = min(CHUNK, stop - start);
         const Matrix keys = matrix_of(&call->key, entry, head, start, count, call->D, w->query_width, w->copy);
+        const Later next = later(&call->value, entry, head, start);
         float *scores = w->scores + start - first;
-        if (keys.dtype == FLOAT32) all_products(FLOAT32, w, keys, count, scores);
-        if (keys.dtype == BFLOAT16) all_products(BFLOAT16, w, keys, count, scores);
-        if (keys.dtype == FLOAT16) all_products(FLOAT16, w, keys, count, scores);
+        if (keys.dtype == FLOAT32) all_products(FLOAT32, w, keys, next, count, scores);
+        if (keys.dtype == BFLOAT16) all_products(BFLOAT16, w, keys, next, count, scores);
+        if (keys.dtype == FLOAT16) all_products(FLOAT16, w, keys, next, count, scores);
     }
 }
 
@@ -191,10 +218,11 @@ static void add_keys(const Call *call, const Workspace *w, int64_t entry, int64_
     for (int64_t start = first; start < stop; start += CHUNK) {
         const int64_t count = min(CHUNK, stop - start);
         const Matrix values = matrix_of(&call->value, entry, head, start, count, call->E, w->value_width, w->copy);
+        const Later next = later(&call->key, entry, head, start + KEYS);
         const float *weights = w->scores + start - first;
-        if (values.dtype == FLOAT32) add_all_values(FLOAT32, w, weights, values, count, sums);
-        if (values.dtype == BFLOAT16) add_all_values(BFLOAT16, w, weights, values, count, sums);
-        if (values.dtype == FLOAT16) add_all_values(FLOAT16, w, weights, values, count, sums);
+        if (values.dtype == FLOAT32) add_all_values(FLOAT32, w, weights, values, next, count, sums);
+        if (values.dtype == BFLOAT16) add_all_values(BFLOAT16, w, weights, values, next, count, sums);
+        if (values.dtype == FLOAT16) add_all_values(FLOAT16, w, weights, values, next, count, sums);
         for (int64_t r = 0; r < w->num_rows; r++) w->factors[r] = 1; /* the sums are scaled once */
     }
 }

@@ -16,13 +16,13 @@
 /* Most distances of a window whose keys each thread packs for itself, and most tiles of a run of them. */
 #define NEAR 2048
 #define MOST_TILES 16
-/* Runs that all threads share: fewer tiles make a run where there would be less of them. */
+/* Runs that all threads share: a run has fewer tiles where there would be fewer runs. */
 #define MANY_RUNS 64
 
 /* The tiles of a run of a window; 0: keys and values are packed once, for all tiles and threads.
 
-   A run packs the keys of its tiles into scratch memory, which stays in the cache. That is more work, as neighbors share
-   keys, but those of a long text would go to memory and come back. */
+   A run packs the keys of its tiles into scratch memory, which stays in the cache. Neighboring runs pack some keys
+   twice, but packed keys of a long text would go to memory and come back. */
 static int64_t run_tiles(const Call *call) {
     const int64_t reach = call->high - call->low, tiles = call->B * call->G * call->num_tiles;
     if (reach > NEAR || call->tiles_have_entries || call->J < 2 * (reach + MOST_TILES * TILE_QUERIES)) return 0;
@@ -88,7 +88,8 @@ INLINE int are_packed(const Call *call) {
 
 /* The values of a head: rows of whole vectors. */
 INLINE const float *value_rows(const Call *call, int64_t entry, int64_t head) {
-    if (are_packed(call)) return (const float *)call->value.data + place(&call->value, entry, head / (call->H / call->G), 0);
+    const int64_t key_head = head / (call->H / call->G);
+    if (are_packed(call)) return (const float *)call->value.data + place(&call->value, entry, key_head, 0);
     return call->packed_values + key_unit(call, entry, head) * padded_keys(call) * rounded_up(call->E, LANES);
 }
 
@@ -194,18 +195,26 @@ static void compute_run(const Call *call, const Run *run, const Workspace *w) {
         for (int64_t t = run->stop - 1; t >= run->first; t--) run_tile(call, call->tiles + t, run->entry, head, w);
 }
 
-/* Output and log-sum-exp: packs, then computes tiles until none is left. Tiles of one head follow each other. */
+/* Run n of all, of `length` tiles: those of one head follow each other, the last tiles first. */
+INLINE Run run_of(const Call *call, int64_t n, int64_t length, int64_t num_heads) {
+    const int64_t runs = (call->num_tiles + length - 1) / length, heads = call->H / num_heads;
+    const int64_t first = (runs - 1 - n % runs) * length, entry = n / runs / heads;
+    return (Run){call->tiles_have_entries ? call->tiles[first].entry : entry, n / runs % heads * num_heads, num_heads,
+                 first, min(first + length, call->num_tiles)};
+}
+
+/* Output and log-sum-exp: packs, unless each run does, then computes runs until none is left. */
 EXPORT void NAMED(forward)(const Call *call, float *memory) {
     const Workspace w = workspace_in(call, memory);
-    const int64_t length = run_tiles(call), runs = (call->num_tiles + max(1, length) - 1) / max(1, length);
-    const int64_t num_heads = length ? call->H / call->G : 1, heads = call->H / num_heads;
-    const int64_t entries = call->tiles_have_entries ? 1 : call->B, units = entries * heads * runs;
-    if (!length) pack_all(call, pack_block, w.buffer);
+    const int packs = run_tiles(call) > 0;
+    const int64_t length = packs ? run_tiles(call) : 1, num_heads = packs ? call->H / call->G : 1;
+    const int64_t entries = call->tiles_have_entries ? 1 : call->B;
+    const int64_t units = entries * (call->H / num_heads) * ((call->num_tiles + length - 1) / length);
+    if (!packs) pack_all(call, pack_block, w.buffer);
     for (int64_t n = next_unit(call->counters + 2); n < units; n = next_unit(call->counters + 2)) {
-        const int64_t first = (runs - 1 - n % runs) * max(1, length);
-        Run run = {n / runs / heads, n / runs % heads * num_heads, num_heads, first, min(first + max(1, length), call->num_tiles)};
-        if (call->tiles_have_entries) run.entry = call->tiles[first].entry;
-        const Call own = length ? packed_run(call, &run, &w) : *call;
-        compute_run(&own, &run, &w);
+        const Run run = run_of(call, n, length, num_heads);
+        Call own;
+        if (packs) own = packed_run(call, &run, &w);
+        compute_run(packs ? &own : call, &run, &w);
     }
 }

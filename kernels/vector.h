@@ -61,7 +61,7 @@ INLINE Vector turned(Vector x, int count) {
     return y;
 }
 
-/* Halves are added until one number is left: fewer steps wait for each other than in a sum of one lane after another. */
+/* The sum of all lanes. Halves are added until one number is left, so few steps wait for each other. */
 INLINE float sum_of(Vector x) {
     UNROLL for (int half = LANES / 2; half > 0; half /= 2) x += turned(x, half);
     return x[0];

@@ -44,6 +44,7 @@ CASES = {
     "plain": (lambda: {}, (2, 2, 2, 37, 41, 16, 24)),
     "causal with shared keys": (lambda: {"mask": rg.causal()}, (1, 4, 2, 150, 150, 32, 32)),
     "window behind more keys": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 1, 1, 100, 230, 64, 64)),
+    "window of a long text": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 1, 1, 3200, 3200, 4, 16)),
     "padding": (lambda: {"mask": rg.padding([50, 3, 0])}, (3, 2, 1, 33, 50, 16, 16)),
     "documents": (lambda: {"mask": rg.documents([50, 50, 20]) & rg.causal()}, (1, 2, 2, 120, 120, 16, 16)),
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i * 7 + j) % 3 > 0)}, (2, 2, 1, 45, 70, 17, 19)),

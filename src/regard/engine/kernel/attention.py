@@ -14,7 +14,17 @@ from torch.nn import functional as F
 from regard.engine.kernel.layouts import MARGIN
 from regard.engine.kernel.library import Library
 from regard.engine.kernel.mask_layout import Layout
-from regard.engine.kernel.running import Workspace, empty, run, run_in, scratch, threads_for, workspace_floats, zeros
+from regard.engine.kernel.running import (
+    Workspace,
+    empty,
+    on_large_pages,
+    run,
+    run_in,
+    scratch,
+    threads_for,
+    workspace_floats,
+    zeros,
+)
 from regard.engine.kernel.structures import KernelCall
 from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
@@ -307,8 +317,8 @@ def new_output(query: Tensor, value: Tensor, dtype: torch.dtype | None = None) -
     """
     (B, H, I, _), E, dtype = query.shape, value.shape[3], value.dtype if dtype is None else dtype
     if query.stride(1) < query.stride(2):
-        return torch.empty((B, I, H, E), dtype=dtype, device="cpu").transpose(1, 2)
-    return torch.empty((B, H, I, E), dtype=dtype, device="cpu")
+        return on_large_pages(torch.empty((B, I, H, E), dtype=dtype, device="cpu")).transpose(1, 2)
+    return on_large_pages(torch.empty((B, H, I, E), dtype=dtype, device="cpu"))
 
 
 def forward_call(
