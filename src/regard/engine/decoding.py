@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from regard.attention import Attention, snapshot_around
@@ -21,7 +20,7 @@ from regard.engine.kernel.operator import decode as decode_by_kernel
 from regard.engine.kernel.recurrence import NextState
 from regard.engine.recurrent.engine import next_state, recur
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors
-from regard.pieces.contents import Originals, split_tensors
+from regard.pieces.contents import Originals, autograd_records, split_tensors
 from regard.pieces.score import dot_scale
 from regard.pieces.transition import Steps, Transition, scaled_steps, with_heads
 
@@ -56,7 +55,7 @@ def _kernel_pays(query: Tensor, key: Tensor, value: Tensor) -> bool:
     num_numbers = (key.numel() + value.numel()) // AGAINST_NO_PLAN
     if not few_rows_pay(num_numbers, key.dtype):
         return False
-    learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
+    learns = autograd_records((query, key, value))
     num_rows = query.shape[1] // key.shape[1] * query.shape[2]
     return is_few(num_rows, learns) and can_run(query, key, value)
 
@@ -97,7 +96,7 @@ class DecodingStep(NextToken):
 
         Other pieces, tensors of the pieces and gradients have no step: the result is None.
         """
-        if tensors or (torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))):
+        if tensors or autograd_records((query, key, value)):
             return None
         mask, softmax = attention.mask, attention.normalizer.as_softmax
         others = attention.position, attention.selection, attention.transition, *attention.bias
@@ -152,7 +151,7 @@ class RecurrentStep(NextToken):
         fitted = check_call_tensors("attend", attention.pieces(), sizes, tensors, ARGUMENTS)
         if state is None or sizes.is_empty or any(fitted[name] is not tensor for name, tensor in tensors.items()):
             return None
-        learns = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value, *tensors.values(), state))
+        learns = autograd_records((query, key, value, *tensors.values(), state))
         steps = scaled_steps(attention.transition, attention.score, query, key, tensors)
         compiled = None if learns else next_state(steps, with_heads(value, sizes.H), state)
         return RecurrentStep(snapshot_around(*split_tensors(attention)), attention.transition, compiled)

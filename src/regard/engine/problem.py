@@ -18,7 +18,15 @@ from regard.base.shapes import Sizes, grouped_scores, grouped_values
 from regard.caches import Memory
 from regard.engine.transforms import TRANSFORMED, is_transformed
 from regard.pieces.call_tensors import CallTensors
-from regard.pieces.contents import Originals, PieceTemplate, is_small, split_tensors, tensor_snapshot, tensors_of
+from regard.pieces.contents import (
+    Originals,
+    PieceTemplate,
+    autograd_records,
+    is_small,
+    split_tensors,
+    tensor_snapshot,
+    tensors_of,
+)
 from regard.pieces.grid import Grid
 from regard.pieces.normalizer import RowStatistic
 from regard.pieces.score import dot_scale
@@ -137,8 +145,7 @@ class Problem:
 
     def needs_gradient(self, *tensors: Tensor | None) -> bool:
         """Whether autograd records what is computed with one of these tensors."""
-        is_recorded = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        return is_recorded and any(t is not None and t.requires_grad for t in tensors)
+        return autograd_records(tensors)
 
     @cached_property
     def learns_bias(self) -> bool:

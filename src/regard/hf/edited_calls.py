@@ -24,6 +24,7 @@ from regard.base.errors import RegardError
 from regard.base.shapes import at_least_float32, grouped_values, has_numbers, without_autocast
 from regard.edits.layer_edits import Pairs
 from regard.hf.calls import AttentionCall, MaskCache, Translation, Untranslatable, translate
+from regard.pieces.contents import autograd_records
 from regard.pieces.grid import Grid
 
 #: Bytes of scores that are computed at once.
@@ -248,7 +249,7 @@ def _run_block(
 ) -> tuple[Tensor, Tensor | None]:
     """A block of rows; if it has gradients, its weights are computed again in the backward pass."""
     is_transformed = torch._C._are_functorch_transforms_active()  # torch.func has no checkpoints
-    if not is_transformed and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if not is_transformed and autograd_records(tensors):
         return checkpoint(block, queries, *tensors, use_reentrant=False)  # type: ignore[return-value]
     output, weights = block(queries, *tensors)
     return output, weights if call.backend == EAGER else None

@@ -18,7 +18,7 @@ from regard.maps.compiled_reductions import computes
 from regard.maps.gradients import LiveRows, Rows, extra_tensors, joined_rows, mapped_rows
 from regard.maps.indices import Index, indices
 from regard.maps.reductions import Reduction, Shape, SignedMass, Signs, State, Tile, zeros
-from regard.pieces.contents import is_recorded, versions_of
+from regard.pieces.contents import autograd_records, versions_of
 
 # `OfSource` and `ChangedMap`: bases of maps over the queries and keys of another map, and of those that change it.
 
@@ -164,7 +164,7 @@ class GradientMap(OfSource, RecomputedMap):
         super().__init__(source)
         self.gradient, self._value = gradient.detach(), value.detach()
         inputs = (gradient, value)
-        self._live = inputs if is_recorded(inputs) else None
+        self._live = inputs if autograd_records(inputs) else None
         self._versions = versions_of(self._shared_tensors())
 
     def _shared_tensors(self) -> tuple[Tensor, ...]:

@@ -22,7 +22,7 @@ from regard.maps.indices import Index, indices
 from regard.maps.reductions import are_shares
 from regard.maps.scored_map import CHANGED
 from regard.masks import causal
-from regard.pieces.contents import Originals, is_recorded, split_tensors, tensor_snapshot, versions_of
+from regard.pieces.contents import Originals, autograd_records, split_tensors, tensor_snapshot, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.key_groups import GroupMask, KeyGroups
 from regard.pieces.mask import Mask, sees_no_later_key
@@ -52,7 +52,7 @@ class SumMap(AttentionMap):
         first = self.parts[0]
         live = [_factor(number, factor, first) for number, factor in enumerate(factors)]
         self.factors = [factor.detach().clone() for factor in live]
-        self._live = Originals.of(*split_tensors(live)) if is_recorded(live) else None
+        self._live = Originals.of(*split_tensors(live)) if autograd_records(live) else None
         self.positions, self.grid = first.positions, first.grid
         self.attention = Attention(mask=union([part.attention.mask for part in self.parts]))
 
@@ -315,7 +315,7 @@ class KeyGroupMap(RecomputedMap):
         self._tensors = [tensor_snapshot(tensor) for tensor in originals.tensors]
         self._versions = versions_of(self._shared_tensors())
         self.groups: KeyGroups = originals.template.around(self._tensors)
-        self._live = originals if is_recorded(originals.tensors) else None
+        self._live = originals if autograd_records(originals.tensors) else None
         grid = by_group.grid
         self.grid = Grid(grid.batch, grid.head, grid.query, positions.key(grid.device), positions)
         mask = by_group.attention.mask

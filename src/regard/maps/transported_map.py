@@ -21,7 +21,7 @@ from regard.maps.attention_map import TILE, WORKSPACE, RecomputedMap
 from regard.maps.gradients import LiveRows, Rows
 from regard.maps.indices import Index
 from regard.maps.reductions import Tile
-from regard.pieces.contents import is_recorded, versions_of
+from regard.pieces.contents import autograd_records, versions_of
 from regard.pieces.grid import Grid
 from regard.pieces.mask import causal
 from regard.pieces.transition import Steps
@@ -56,7 +56,7 @@ class TransportedMap(RecomputedMap):
         self.attention, self.positions = attention, positions
         tensors = steps.tensors()
         self.steps = steps.detach() if any([t.requires_grad for t in tensors]) else steps
-        self._live = steps if is_recorded(tensors) else None
+        self._live = steps if autograd_records(tensors) else None
         if grid is not None:
             self.grid = grid
         self._transport: Transport | None = None  # the factors, once a weight was read

@@ -529,9 +529,10 @@ class Originals:
         return versions_of(self.tensors) != self.versions
 
 
-def is_recorded(tensors: Iterable[Tensor]) -> bool:
-    """Whether autograd records what is computed from these tensors."""
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+def autograd_records(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether autograd records what is computed with one of these tensors."""
+    is_on = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    return is_on and any(tensor is not None and tensor.requires_grad for tensor in tensors)
 
 
 def versions_of(tensors: Iterable[Tensor]) -> list[int]:
