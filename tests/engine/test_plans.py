@@ -214,9 +214,26 @@ def test_our_kernels_are_chosen_for_one_query_and_many_keys(monkeypatch, dtype, 
     assert rg.plan(query, cached, cached, attention=decoding).engine == "fused"
 
 
+@pytest.mark.parametrize(
+    ("fewest", "dtype", "learns"),
+    [(64, torch.float32, False), (128, torch.float32, True), (64, torch.bfloat16, False), (64, torch.float16, True)],
+    ids=str,
+)
+def test_masks_that_hide_much_need_fewer_queries(fewest, dtype, learns):
+    """Causal masks and windows; padding and masks without spans hide too little, and no mask hides nothing."""
+    x = torch.zeros(2, 2, 191, 8, dtype=dtype).requires_grad_(learns)
+    some, fewer = x[:, :, :fewest], x[:, :, : fewest - 1]
+    chosen = "kernel" if load_fast() is not None else "fused"
+    for mask in (rg.causal(), rg.causal() & rg.window(fewest)):
+        assert rg.plan(some, some, some, mask=mask).engine == chosen
+        assert rg.plan(fewer, fewer, fewer, mask=mask).engine == "fused"
+    for mask in (None, rg.padding([191, 150]), rg.mask_tensor(torch.ones(191, 191, dtype=torch.bool))):
+        assert rg.plan(x, x, x, mask=mask).engine == "fused"
+
+
 def test_our_kernels_are_chosen_where_they_are_faster(monkeypatch):
     """Where the library is built for a processor with AVX2, and nowhere else."""
-    x, few = torch.randn(1, 1, 2048, 4), torch.randn(1, 1, 100, 4)
+    x, few = torch.randn(1, 1, 2048, 4), torch.randn(1, 1, 63, 4)
     windowed = rg.Attention(mask=WINDOW)
     fast = load_fast() is not None
     assert rg.plan(x, x, x, attention=windowed).engine == ("kernel" if fast else "blocked")

@@ -36,6 +36,8 @@ from regard.pieces.normalizer import any_coarse
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/mask_layout.py`.
 MOST_PLANS = 128
 
+#: In place of a step that nobody has asked for.
+UNKNOWN: Any = object()
 Step = TypeVar("Step", bound=NextToken)
 
 
@@ -186,11 +188,12 @@ class KeptPlans:
         learns = torch.is_grad_enabled() and any([t.requires_grad for t in given])
         setting = os.environ.get(SETTING), torch.is_inference_mode_enabled()
         call_key = kind, pieces_key, shapes, tuple(tensors), learns, *setting
-        if call_key not in self._steps:
+        step = self._steps.get(call_key, UNKNOWN)  # one look: to hash the key takes longer than to compare it
+        if step is UNKNOWN:
             if len(self._steps) >= MOST_PLANS:
                 self._steps = {}
-            self._steps[call_key] = kind.of(attention, query, key, value, tensors, state)
-        return self._steps[call_key]  # type: ignore[return-value]
+            step = self._steps[call_key] = kind.of(attention, query, key, value, tensors, state)
+        return step
 
     def keep(self, key: Hashable, planned: ExecutionPlan, attention: Attention) -> None:
         """Keep a plan that has run, unless there is nothing to compute, its run warns, or its tensors are not known."""
