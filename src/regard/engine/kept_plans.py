@@ -193,7 +193,7 @@ class KeptPlans:
             if len(self._steps) >= MOST_PLANS:
                 self._steps = {}
             step = self._steps[call_key] = kind.of(attention, query, key, value, tensors, state)
-        return step
+        return step  # type: ignore[return-value]
 
     def keep(self, key: Hashable, planned: ExecutionPlan, attention: Attention) -> None:
         """Keep a plan that has run, unless there is nothing to compute, its run warns, or its tensors are not known."""
