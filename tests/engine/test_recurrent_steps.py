@@ -189,3 +189,29 @@ def test_a_linear_attention_keeps_its_plan():
         cache = seen.cache
         outputs.append(seen.output)
     torch.testing.assert_close(torch.cat(outputs, 2), attention(q, k, v).output, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Decay, Delta, GatedDelta])
+def test_a_kept_step_reads_any_layout_and_sign(steps, monkeypatch, request, kind):
+    """Values that torch stores negated, a state with other strides; at the last token no compiled kernel runs."""
+    generator = torch.Generator().manual_seed(5)
+    query, key, value = torch.randn(3, 1, 2, 5, 8, generator=generator)
+    tensors = {name: t.float() for name, t in drawn_tensors(kind, 1, 2, 5, 8, generator).items()}
+    exact, last = memory(kind, query, key, value, **{name: t.double() for name, t in tensors.items()})
+    negated = torch.complex(torch.zeros_like(value), -value).conj().imag
+    assert negated.is_neg() and torch.equal(negated, value)
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    torch.set_default_dtype(torch.float64)  # the buffers of the kernels are of float32 all the same
+    attention, cache, outputs = rg.Attention(transition=kind()), rg.caches.RecurrentCache(), []
+    for t in range(5):
+        of_token = {name: x[:, :, t : t + 1] for name, x in tensors.items()}
+        seen = attention(
+            query[:, :, t : t + 1], key[:, :, t : t + 1], negated[:, :, t : t + 1], cache=cache, **of_token
+        )
+        outputs.append(seen.output)
+        cache = rg.caches.RecurrentCache(seen.cache.state.mT.contiguous().mT, t + 1)
+        if t == 3:
+            monkeypatch.setenv("REGARD_KERNEL", "off")
+    assert torch.allclose(torch.cat(outputs, 2).double(), exact, atol=1e-5)
+    assert torch.allclose(cache.state.double(), last, atol=1e-5)
+    assert len(steps) == 4 and steps[-1].compiled is None

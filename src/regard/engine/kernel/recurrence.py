@@ -10,7 +10,7 @@ from torch.autograd.function import once_differentiable
 
 from regard.engine.kernel.layouts import CHUNK, FEW
 from regard.engine.kernel.library import Library, load
-from regard.engine.kernel.running import empty, run, workspace_floats
+from regard.engine.kernel.running import empty, run
 from regard.engine.kernel.structures import Pointers, fields_of, have_addresses
 from regard.engine.transforms import is_transformed
 from regard.pieces.transition import Steps
@@ -82,13 +82,12 @@ def _run_forward(
 class NextState:
     """`run_recurrence` for one token at a time: a later token of the same sizes differs in addresses only."""
 
-    def __init__(self, library: Library, query: Tensor, value: Tensor, erases: bool) -> None:
-        """`query` (B, H, 1, D) and `value` (B, H, 1, E) of the first token, and whether tokens have an address."""
+    def __init__(self, library: Library, query: Tensor, value: Tensor, address: Tensor | None) -> None:
+        """`query` (B, H, 1, D), `value` (B, H, 1, E) and the address of a token like the later ones."""
         (B, H, n, W), E = query.shape, value.shape[3]
         self._library, self._call = library, Recurrence(B, H, n, W, E)
-        self._work = (4 if erases else 2) * B * H * n * W * E
-        self._num_floats = workspace_floats(library, "recurrence_forward", self._call)
-        self._no_decay = torch.ones((), device="cpu").expand(B, H, n, 1)
+        self._work = _products(query, address) * B * H * n * W * E
+        self._no_decay = torch.ones((), dtype=torch.float32, device="cpu").expand(B, H, n, 1)
 
     def __call__(self, steps: Steps, value: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The output (B, H, 1, E) and the state (B, H, D, E) after the token."""
@@ -100,7 +99,7 @@ class NextState:
         call.before, call.state = before.data_ptr(), state.data_ptr()
         call.tensors += before, state
         call.count(1)
-        run(self._library, "recurrence_forward", call, self._work, num_floats=self._num_floats)
+        run(self._library, "recurrence_forward", call, self._work)
         return output, state
 
 

@@ -123,21 +123,13 @@ def threads_for(multiply_adds: int) -> int:
     return max(1, min(torch.get_num_threads(), multiply_adds // WORTH_A_THREAD))
 
 
-def run(
-    library: Library,
-    name: str,
-    call: Pointers,
-    multiply_adds: int,
-    fields: Pointers | None = None,
-    num_floats: int | None = None,
-) -> None:
+def run(library: Library, name: str, call: Pointers, multiply_adds: int, fields: Pointers | None = None) -> None:
     """Call `regard_NAME` on as many threads as the work is worth.
 
     `call` is its first argument, which has counters of work at 0, and `fields` the one after the scratch memory, if it
-    has one. `num_floats` is the scratch memory of each thread, if the caller knows it. Returns when all work is done.
+    has one. Returns when all work is done.
     """
-    num_threads = threads_for(multiply_adds)
-    num_floats = workspace_floats(library, name, call) if num_floats is None else num_floats
+    num_threads, num_floats = threads_for(multiply_adds), workspace_floats(library, name, call)
     memory = scratch(num_floats) if num_threads == 1 else empty(num_threads, num_floats)
     call.tensors.append(memory)
     run_in(Workspace(memory.data_ptr(), 4 * num_floats, num_threads), library, name, call, fields)

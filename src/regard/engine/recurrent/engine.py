@@ -77,7 +77,7 @@ def next_state(steps: Steps, value: Tensor, state: Tensor) -> NextState | None:
     library = (
         compiled_recurrence(*given) if state.shape == (*value.shape[:2], steps.key.shape[3], value.shape[3]) else None
     )
-    return None if library is None else NextState(library, steps.query, value, steps.address is not None)
+    return None if library is None else NextState(library, steps.query, value, steps.address)
 
 
 def _is_compilable(steps: Steps) -> bool:
