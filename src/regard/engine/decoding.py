@@ -22,7 +22,7 @@ from regard.engine.recurrent.engine import next_state, recur
 from regard.pieces.call_tensors import ARGUMENTS, CallTensors, check_call_tensors
 from regard.pieces.contents import Originals, autograd_records, split_tensors
 from regard.pieces.score import dot_scale
-from regard.pieces.transition import Steps, Transition, scaled_steps, with_heads
+from regard.pieces.transition import Steps, scaled_steps, with_heads
 
 #: Here torch's fused kernel runs without a plan, so ours is faster only from this many times as many numbers. Measured:
 #: 1.2 to 1.7 times as fast from there on, as fast or slower at half as many.
@@ -136,7 +136,6 @@ class RecurrentStep(NextToken):
     """One token of a recurrent layer after the state of a cache. `compiled` computes it, if nothing has to be asked."""
 
     attention: Attention
-    transition: Transition
     compiled: NextState | None
 
     @staticmethod
@@ -154,13 +153,14 @@ class RecurrentStep(NextToken):
         learns = autograd_records((query, key, value, *tensors.values(), state))
         steps = scaled_steps(attention.transition, attention.score, query, key, tensors)
         compiled = None if learns else next_state(steps, with_heads(value, sizes.H), state)
-        return RecurrentStep(snapshot_around(*split_tensors(attention)), attention.transition, compiled)
+        return RecurrentStep(snapshot_around(*split_tensors(attention)), compiled)
 
     def run(
         self, query: Tensor, key: Tensor, value: Tensor, tensors: CallTensors, state: Tensor
     ) -> tuple[Tensor, Tensor, Steps]:
         """The output (B, H, 1, E), the state (B, H, D, E) after the token, and the steps that the map is made of."""
-        steps = scaled_steps(self.transition, self.attention.score, query, key, tensors)
+        assert self.attention.transition is not None, "`of` has looked"
+        steps = scaled_steps(self.attention.transition, self.attention.score, query, key, tensors)
         value = with_heads(value, query.shape[1])
         if self.compiled is not None:
             return *self.compiled(steps, value, state), steps
