@@ -1,6 +1,6 @@
 """Every block of every page runs as it is typed: in its order, in a fresh process and an empty folder for each page.
 
-A process is fresh in what it imports of regard; other packages were imported before it was forked (warm_server.py).
+A process is fresh in what it computes; regard and other packages were imported before it was forked (warm_server.py).
 """
 
 from __future__ import annotations

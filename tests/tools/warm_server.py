@@ -1,8 +1,9 @@
 """Starts Python processes without the seconds of importing torch: `python warm_server.py SOCKET OWNER`.
 
-The server imports packages that are slow to import, and nothing of regard. Each request of warm_client.py becomes a
-fork of it, with the standard streams, folder, environment and arguments of the client. So each command has a process of
-its own, which imports regard anew. It ends when the process OWNER has ended, which may be killed.
+The server imports regard and packages that are slow to import, and calls nothing of them. Each request of
+warm_client.py becomes a fork of it, with the standard streams, folder, environment and arguments of the client. So each
+command has a process of its own, which nothing was computed in before. The server ends when the process OWNER has
+ended, which may be killed.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ SLOW = (
     "rich.table",
     "uvicorn",
     "starlette.applications",
+    "regard.api",
 )
 
 #: Packages that read the rank of their process when they are imported, and the variables that tell it.
