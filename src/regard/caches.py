@@ -147,11 +147,7 @@ class _Store:
         return self.buffer.value[:, :, self.start : self.stop]
 
     def append(self, key: Tensor, value: Tensor) -> _Store:
-        """These entries and new ones: in the same buffer if that is possible, else in a larger one.
-
-        It has twice the needed size, or the needed size if as many entries come as are kept: to copy those that are
-        kept then costs no more than to write the new ones, and a ring that is read by chunks holds little memory.
-        """
+        """These entries and new ones: in the same buffer if that is possible, else in one of twice the needed size."""
         num_new, num_kept = key.shape[2], self.stop - self.start
         if torch.is_grad_enabled():  # a later backward pass may need tensors that a write in place would change
             return _Store.of(torch.cat((self.key, key), 2), torch.cat((self.value, value), 2))
@@ -161,11 +157,10 @@ class _Store:
         if may_write and self.stop + num_new <= self.buffer.key.shape[2]:
             self.buffer.write(key, value)
             return _Store(self.buffer, self.start, self.stop + num_new)
-        needed = num_kept + num_new
-        larger = _Buffer(self.key, self.value, needed if num_new >= num_kept else 2 * needed)
+        larger = _Buffer(self.key, self.value, 2 * (num_kept + num_new))
         larger.write(self.key, self.value)
         larger.write(key, value)
-        return _Store(larger, 0, needed)
+        return _Store(larger, 0, num_kept + num_new)
 
     @staticmethod
     def of(key: Tensor, value: Tensor) -> _Store:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 import regard as rg
 
@@ -37,23 +35,6 @@ def test_a_growing_cache_moves_its_keys_rarely():
         cache = step(cache, length=1)[0].cache
         buffers.add(id(cache.store.buffer.key))
     assert cache.length == 200 and len(buffers) <= 10
-
-
-@torch.no_grad()
-@given(chunks=st.lists(st.integers(1, 60), max_size=40), size=st.integers(1, 50))
-def test_a_cache_copies_a_few_entries_for_each_new_one(chunks, size):
-    """However the tokens come. A ring holds its size and one chunk, or twice that if a chunk is shorter."""
-    for cache in (rg.GrowingCache(), rg.caches.RingCache(size)):
-        buffer, copied = None, 0
-        for length in chunks:
-            before = cache.store
-            cache = cache.extend(*torch.zeros(2, 1, 1, length, 1)).cache
-            if (found := cache.store.buffer) is not buffer:
-                buffer, copied = found, copied + (before.stop - before.start if before else 0)
-            if isinstance(cache, rg.caches.RingCache):
-                factor = 1 if min(chunks) >= size else 2
-                assert buffer.key.shape[2] <= factor * (size + max(chunks))
-        assert copied <= 3 * sum(chunks)
 
 
 @torch.no_grad()
