@@ -157,3 +157,24 @@ def test_a_cache_brings_its_own_positions():
 def test_a_recurrent_cache_needs_kernel_scores():
     with pytest.raises(rg.RegardError, match="linear engine"):
         step(rg.caches.RecurrentCache())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cached", [3, 6000])
+def test_listeners_are_told_of_each_token_after_a_cache(cached):
+    """Whether it needs a plan or repeats a kept step; 6,000 keys are enough for the kernel of single queries."""
+    key, value = torch.randn(2, 1, 2, cached + 2, 16)
+    attention, cache = rg.Attention(mask=rg.causal()), rg.GrowingCache().extend(key[:, :, :-2], value[:, :, :-2]).cache
+    heard, found = [], []
+
+    class Ear:
+        def on_attention(self, module, weights):
+            heard.append(weights)
+
+    with rg.attention_output.attend_listeners.to(Ear()):
+        for token in (cached, cached + 1):
+            new = slice(token, token + 1)
+            found.append(attention(torch.ones(1, 2, 1, 16), key[:, :, new], value[:, :, new], cache=cache))
+            cache = found[-1].cache
+    assert len(heard) == 2
+    assert all(torch.equal(heard[n].dense(), found[n].weights.dense()) for n in range(2))
