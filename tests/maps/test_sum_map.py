@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.autograd import gradcheck
@@ -116,10 +118,12 @@ def test_a_sum_of_a_sum_and_a_factor_that_changes_later():
 def test_wrong_parts_and_factors_are_refused():
     seen, _ = parts()
     other, _ = parts(queries=5)
+    narrow = replace(seen[1], output=seen[1].output[..., :1])  # of other values, which would be broadcast
     for outputs, factors, said in (
         (seen, [1.0], "one factor for each map"),
         ([], [], "at least one map"),
         ([seen[0], other[0]], [1.0, 1.0], "the same queries and keys"),
+        ([seen[0], narrow], [1.0, 1.0], "the outputs must have one shape"),
         (seen, [1.0, torch.zeros(B, H, I)], r"factor\[..., None\]"),
         (seen, [1.0, torch.zeros(B, H, I, J)], "broadcasts against"),
     ):
