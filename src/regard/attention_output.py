@@ -264,7 +264,8 @@ def _request(
         options = options._replace(mask=order.mask_of(_as_tensor(options.mask)))
         earlier = cache.length if isinstance(cache, Cache) else None
         attention = options.applied(attention, Sizes.of(query, key, value), positions, earlier)
-    query, key = _copied_inference(query), _copied_inference(key)
+    if isinstance(query, Tensor) and isinstance(key, Tensor) and (query.is_inference() or key.is_inference()):
+        query, key = _copied_inference(query), _copied_inference(key)
     if tensors:
         tensors = {name: _copied_inference(tensor) for name, tensor in tensors.items()}
     return Request(attention, query, key, value, positions, None, None, engine, tensors), order  # type: ignore[arg-type]
