@@ -149,8 +149,9 @@ class _Store:
     def append(self, key: Tensor, value: Tensor) -> _Store:
         """These entries and new ones: in the same buffer if that is possible, else in a larger one.
 
-        It has twice the needed size, or the needed size if as many entries come as are kept: to copy those that are
-        kept then costs no more than to write the new ones, and a ring that is read by chunks holds little memory.
+        A larger buffer has twice the needed size. If at least as many entries are new as are kept, it has only the
+        needed size: then copying the kept entries costs no more than writing the new ones, and a ring that is read in
+        chunks holds little memory.
         """
         num_new, num_kept = key.shape[2], self.stop - self.start
         if torch.is_grad_enabled():  # a later backward pass may need tensors that a write in place would change

@@ -541,8 +541,8 @@ def _sizes(subject: Subject, axes: str, widths: tuple[int, int, int]) -> list[In
 def copy_of(module: nn.Module) -> nn.Module:
     """A copy of a module, also if it keeps results of a call that gradients could flow through.
 
-    `deepcopy` refuses such tensors, so detached copies of them are put into its memo. So are the empty dictionaries and
-    sets that every module has a dozen of, for it takes longest to copy these.
+    `deepcopy` refuses such tensors, so its memo gets detached copies of them. It also gets new empty dictionaries and
+    sets for those of each module, about a dozen, because `deepcopy` takes longest for these.
     """
     values = [x for part in module.modules() for x in vars(part).values()]
     kept = {id(x): x.detach().clone() for x in values if isinstance(x, Tensor) and not x.is_leaf}
