@@ -43,9 +43,7 @@ AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 _DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
-
-
-#: Types of containers of a module, hooks for example, that are most often empty.
+#: Types of containers of a module, for example of hooks, that are usually empty.
 _CONTAINERS = (dict, OrderedDict, set)
 
 

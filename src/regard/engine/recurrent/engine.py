@@ -74,9 +74,9 @@ def next_state(steps: Steps, value: Tensor, state: Tensor) -> NextState | None:
     given = [*steps.tensors(), value, state]
     if not _is_compilable(steps) or steps.own is not None or any([t.dtype is not torch.float32 for t in given]):
         return None
-    library = (
-        compiled_recurrence(*given) if state.shape == (*value.shape[:2], steps.key.shape[3], value.shape[3]) else None
-    )
+    if state.shape != (*value.shape[:2], steps.key.shape[3], value.shape[3]):
+        return None
+    library = compiled_recurrence(*given)
     return None if library is None else NextState(library, steps.query, value, steps.address)
 
 
