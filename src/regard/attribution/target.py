@@ -138,7 +138,10 @@ def _of_logits(tokens: list[int], others: list[int | None], positions: tuple[int
 
 
 def _function(target: Callable[..., object], batch_size: int) -> Callable[[Any], Tensor]:
-    """The target function of a user, with a check that it returns a tensor of floats, () or (B,)."""
+    """The target function of a user, with a check that it returns a tensor of floats with at most one axis.
+
+    `batch_size` is for the error only: outputs may hold several versions of a sequence, so a length is not checked.
+    """
 
     def number(outputs: Any) -> Tensor:
         result = target(outputs)

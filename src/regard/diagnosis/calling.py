@@ -43,9 +43,7 @@ AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
 _DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
-
-
-#: Types of containers of a module, hooks for example, that are most often empty.
+#: Types of containers of a module, for example of hooks, that are usually empty.
 _CONTAINERS = (dict, OrderedDict, set)
 
 
@@ -541,8 +539,8 @@ def _sizes(subject: Subject, axes: str, widths: tuple[int, int, int]) -> list[In
 def copy_of(module: nn.Module) -> nn.Module:
     """A copy of a module, also if it keeps results of a call that gradients could flow through.
 
-    `deepcopy` refuses such tensors, so detached copies of them are put into its memo. So are the empty dictionaries and
-    sets that every module has a dozen of, for it takes longest to copy these.
+    `deepcopy` refuses such tensors, so its memo gets detached copies of them. It also gets new empty dictionaries and
+    sets for those of each module, about a dozen, because `deepcopy` takes longest for these.
     """
     values = [x for part in module.modules() for x in vars(part).values()]
     kept = {id(x): x.detach().clone() for x in values if isinstance(x, Tensor) and not x.is_leaf}

@@ -144,7 +144,7 @@ def likeness(
 
     Without `names_mistakes` only a function that is equal has a verdict: the search for a mistake takes longest.
     `is_rounding`: the function is known to round to half precision inside, or not to; None: it is not known.
-    `callers` are those of `callers_beside`, if it is compared with several references.
+    `callers` is the result of `callers_beside`: give it to compare one function with several references.
     """
     callers = callers_beside(subject) if callers is None else callers
     # one token hides other mistakes, and so does one vector, but that of the state of a decoder
@@ -452,12 +452,12 @@ def _same(expected: Tensor, given: Tensor, tolerance: float) -> bool:
 
 
 def _close(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether numbers of two tensors of one shape differ by at most a share, `tolerance`, of the largest.
+    """Whether two tensors of one shape differ by at most `tolerance` times the largest finite number of `one`.
 
-    NaN and inf must stand in the same places.
+    Both must be finite in the same places. Elsewhere they agree, whichever of NaN, inf and -inf they have.
     """
     difference, size = (one - other).abs(), one.abs()
-    if not (size.numel() and math.isfinite(difference.max())):  # the usual case needs no search for numbers
+    if not (size.numel() and math.isfinite(difference.max())):  # all finite, as usual: no search is needed
         finite = one.isfinite()
         if not torch.equal(finite, other.isfinite()):
             return False

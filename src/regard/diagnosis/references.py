@@ -424,7 +424,7 @@ def _rotation(order: str, sign: int) -> Step:
         return first, second
 
     def rotated(x: Values, plus: int = 1, minus: int = 1) -> Tensor:
-        """The rotated input; `plus` and `minus` change the signs of the sines."""
+        """The rotated input; `plus` and `minus` are factors of the two sines, 1 in a rotation."""
         (a, b), cos, sin = halves(x), x.angles.cos(), sign * x.angles.sin()
         return _ORDERS[order](a * cos - minus * b * sin, b * cos + plus * a * sin)
 

@@ -164,7 +164,7 @@ def saved(figure: Any, kind: str, **options: Any) -> bytes:
 
 @contextmanager
 def laid_out(figure: Any) -> Iterator[None]:
-    """A block in which a figure has its layout already, so that savefig does not draw it a second time for it.
+    """A block in which the layout of a figure is already computed, so savefig does not draw it once more to compute it.
 
     The layout engine is put back after the block.
     """

@@ -68,7 +68,7 @@ class Paper:
         return self.figure
 
     def text_width(self, text: str, size: float = SMALL, bold: bool = False) -> float:
-        """The width of a text in points. Each is measured once; lines of a paragraph are asked for again and again."""
+        """The width of a text in points. Each is measured once, because paragraphs ask for the same repeatedly."""
         if (text, size, bold) not in self.widths:
             self.widths[text, size, bold] = canvas("figure").text_width(self.figure, text, size, bold)
         return self.widths[text, size, bold]

@@ -133,7 +133,10 @@ class DecodingStep(NextToken):
 
 @dataclass(frozen=True, eq=False)
 class RecurrentStep(NextToken):
-    """One token of a recurrent layer after the state of a cache. `compiled` computes it, if nothing has to be asked."""
+    """One token of a recurrent layer after the state of a cache.
+
+    `compiled` computes it by the kernels; None if they cannot, or if gradients are needed.
+    """
 
     attention: Attention
     compiled: NextState | None

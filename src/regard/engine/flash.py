@@ -103,7 +103,7 @@ def _for_all_heads(x: Tensor, query: Tensor) -> Tensor:
     """Keys or values (B, G, ...), repeated for each query head where torch's CPU kernel cannot share them."""
     if shares_key_heads():
         return x
-    return x[:, :, None].expand(-1, -1, query.shape[1] // x.shape[1], -1, -1).flatten(1, 2)  # no copy of its own heads
+    return x[:, :, None].expand(-1, -1, query.shape[1] // x.shape[1], -1, -1).flatten(1, 2)  # a view if H = G
 
 
 def _folds(query: Tensor, key: Tensor, causal: bool, mask: Tensor | None) -> bool:

@@ -36,7 +36,7 @@ from regard.pieces.normalizer import any_coarse
 #: Most plans that are kept. The masks of 32 more layouts are kept in `kernel/mask_layout.py`.
 MOST_PLANS = 128
 
-#: In place of a step that nobody has asked for.
+#: Stands for a step that is not kept yet. None is kept for calls that need a plan.
 UNKNOWN: Any = object()
 Step = TypeVar("Step", bound=NextToken)
 
@@ -188,7 +188,7 @@ class KeptPlans:
         learns = torch.is_grad_enabled() and any([t.requires_grad for t in given])
         setting = os.environ.get(SETTING), torch.is_inference_mode_enabled()
         call_key = kind, pieces_key, shapes, tuple(tensors), learns, *setting
-        step = self._steps.get(call_key, UNKNOWN)  # one look: to hash the key takes longer than to compare it
+        step = self._steps.get(call_key, UNKNOWN)  # one lookup: hashing the key takes longer than comparing it
         if step is UNKNOWN:
             if len(self._steps) >= MOST_PLANS:
                 self._steps = {}

@@ -186,9 +186,10 @@ def _pass(terms: KernelProblem, logsumexp: Tensor, parts: Parts) -> None:
 
 
 def _pairs(wanted: list[HeadProducts]) -> Iterator[tuple[HeadProducts | None, HeadProducts]]:
-    """Products that one pass computes: one, and another that contains it (None if there is none).
+    """The `wanted` products by passes: for each pass (whole, part), where `whole` contains `part`; None if none does.
 
-    Those of chosen keys come first, because they contain no others.
+    Products over all keys contain those over some or all keys of the same queries, or of fewer. Those of chosen keys
+    come first, because they contain no others.
     """
     waiting = list(wanted)
     while waiting:

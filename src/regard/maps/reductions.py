@@ -499,7 +499,10 @@ def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
 
 @dataclass(frozen=True)
 class Pyramid(Reduction):
-    """One level: cells of 2^level x 2^level, sums over keys averaged over queries, and maxima; (B, H, i, j) each."""
+    """One level: cells of 2^level x 2^level, sums over keys averaged over queries, and maxima; (B, H, i, j) each.
+
+    A maximum is at least 0: a cell of negative weights has 0.
+    """
 
     level: int
 

@@ -268,7 +268,10 @@ class Cells(nn.Module):
 
 
 def _full_precision(function: Callable[..., Any], *inputs: Tensor | None) -> Any:
-    """Run a recurrence in the precision of its weights, also under torch.autocast, because its state is a long sum."""
+    """`function(*inputs)` without torch.autocast, because the state of a recurrence is a long sum.
+
+    Under autocast the inputs become float32 (float64 stays), so the weights must have this dtype.
+    """
     device_type = next(x.device.type for x in inputs if x is not None)
     if not torch.is_autocast_enabled(device_type):
         return function(*inputs)

@@ -353,7 +353,7 @@ class Not(Composed):
 
 
 def conjuncts(mask: Mask) -> Iterator[Mask]:
-    """The masks that `&` joins."""
+    """The masks that `&` joins, from left to right; the mask itself if it is no `&`."""
     if isinstance(mask, Both):
         yield from conjuncts(mask.left)
         yield from conjuncts(mask.right)
@@ -376,7 +376,7 @@ def distance_range(relative: Mask) -> tuple[int, int, bool]:
 
 
 def leaves(mask: Mask | None) -> Iterator[Mask]:
-    """The masks at the ends of a tree of `&`, `|` and `~`: the mask itself if it is none of these."""
+    """The masks at the ends of a tree of `&`, `|` and `~`: the mask itself if it is none of these. No mask has none."""
     if isinstance(mask, Both | Either):
         yield from leaves(mask.left)
         yield from leaves(mask.right)

@@ -132,7 +132,7 @@ class Transition(Piece):
         return f"{type(self).__name__}({', '.join(f'{f.name}={_short(getattr(self, f.name))}' for f in own)})"
 
     def normalized(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Queries and keys before the factor of the score: here of length 1, if the transition needs that."""
+        """Queries and keys before the factor of the score: unchanged, unless a subclass makes their length 1."""
         return query, key
 
     @abstractmethod

@@ -84,8 +84,10 @@ class TextReading:
         """Compute the profile of maps of one size; without `tokens`, each token is named by its position.
 
         `tokens` are the tokens of the keys and `queries` those of the queries. By default the queries are the
-        last keys. `model` is the name of the model, and `kinds` the kinds of its layers, as in `seen.kinds`. The
-        other arguments are those of `profile`.
+        last keys. `special` are the indices of special keys, by default those with a name such as [CLS]. `numbers` are
+        the numbers of the layers, by default those in the names of `maps`. `batch` is the index of one text of a batch.
+        `also(map)` returns further reductions for a map. `model` is the name of the model, and `kinds` the kinds of its
+        layers, as in `seen.kinds`. Without maps there is an error.
 
         >>> import torch, regard as rg
         >>> x = torch.zeros(1, 1, 2, 4)

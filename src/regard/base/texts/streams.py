@@ -57,6 +57,8 @@ def inner_suffix(path: Path) -> str:
 def utf8_stream(stream: Any, name: str, operation: str) -> io.BufferedReader:
     """The bytes of a text file in UTF-8. For a file that is not text, the error names its kind.
 
+    A byte order mark of UTF-8 is kept; `decoded` (`text_files.py`) removes it.
+
     Args:
         stream: An unread binary stream. A read returns the available bytes and does not wait for more.
         name: The name of the file, for errors.

@@ -135,8 +135,8 @@ def pays(problem: Problem) -> bool:
         return few_rows_pay(s.B * s.G * s.J * (s.D + s.E), problem.key.dtype)
     if problem.attention.mask is None:
         return s.I >= FEWEST_QUERIES and s.I * s.J >= FEWEST_PAIRS
-    is_slower = problem.learns and problem.query.dtype is torch.float32
-    fewest = FEWEST_MASKED_LEARNING if is_slower else FEWEST_MASKED
+    learns_in_float32 = problem.learns and problem.query.dtype is torch.float32
+    fewest = FEWEST_MASKED_LEARNING if learns_in_float32 else FEWEST_MASKED
     return s.I >= FEWEST_QUERIES or (fewest <= s.I and _hides_much(problem))
 
 

@@ -29,9 +29,9 @@ from regard.engine.kernel.structures import Pointers
 #: Multiply-adds that a thread should have to do: waking one takes about 50 microseconds.
 WORTH_A_THREAD = 1 << 22
 
-#: Bytes from which on memory is new from the system: the C library keeps smaller blocks for later.
+#: Fewest bytes of a block that the C library takes anew from the system. It keeps smaller blocks for later use.
 FRESH_BYTES = 32 << 20
-#: The number of Linux for the wish for larger pages.
+#: The advice of Linux's `madvise` that asks for large pages.
 MADV_HUGEPAGE = 14
 
 #: Most floats of scratch memory that a thread keeps.
@@ -75,7 +75,8 @@ def empty(*shape: int) -> Tensor:
 def on_large_pages(memory: Tensor) -> Tensor:
     """The same new tensor. If it is large, Linux is asked to use pages of 2 MiB, where its settings allow that.
 
-    The first write to each page interrupts the program: with pages of 4 KiB that took a tenth of a long window's time.
+    The first write to a page interrupts the program. With pages of 4 KiB, this took a tenth of the time of a call with
+    a window over a long text.
     """
     if memory.nbytes >= FRESH_BYTES and (advise := _madvise()) is not None:
         first = -(-memory.data_ptr() // PAGESIZE) * PAGESIZE  # only whole pages can be advised

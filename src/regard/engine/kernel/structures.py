@@ -67,9 +67,9 @@ def fields_of(structure: str) -> tuple[tuple[str, Any], ...]:
 
 #: `TensorFields` in one step, which takes a third of the time of its fields one by one: an address, strides, a dtype.
 TENSOR_FIELDS = Packing("@P4qq")
-#: The same for several of them, by their number.
+#: The same for several fields side by side, by their number.
 SIDE_BY_SIDE = {count: Packing("@" + count * "P4qq") for count in (4, 6)}
-#: The numbers of one without a tensor.
+#: The numbers of a field that has no tensor.
 NO_TENSOR = (0,) * 6
 
 

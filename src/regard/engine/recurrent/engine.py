@@ -67,15 +67,16 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
 
 
 def next_state(steps: Steps, value: Tensor, state: Tensor) -> NextState | None:
-    """What computes `recur` for this one token without gradients, and for later ones of the same sizes.
+    """A function that computes `recur` for this token, and for later tokens of the same sizes, without gradients.
 
-    None if the kernels do not compute such tokens as they are.
+    None if the kernels cannot compute such tokens, or only from copies: of another dtype, or of an expanded state.
     """
     given = [*steps.tensors(), value, state]
     if not _is_compilable(steps) or steps.own is not None or any([t.dtype is not torch.float32 for t in given]):
         return None
-    fits = state.shape == (*value.shape[:2], steps.key.shape[3], value.shape[3])
-    library = compiled_recurrence(*given) if fits else None
+    if state.shape != (*value.shape[:2], steps.key.shape[3], value.shape[3]):
+        return None
+    library = compiled_recurrence(*given)
     return None if library is None else NextState(library, steps.query, value, steps.address)
 
 

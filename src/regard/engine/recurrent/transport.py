@@ -157,8 +157,8 @@ class Transport:
     def sweep(self, rows: Tensor, until: int) -> Iterator[tuple[int, Tensor]]:
         """For each chunk, from the last that a row sees to the chunk of key `until`: its first key and the weights.
 
-        `rows` are ascending indices of queries, on the host. Weights are (Z, rows, C); the last chunk may end after
-        the last key, with weights of 0.
+        `rows` are ascending indices of queries, at least one, on the host. Weights are (Z, rows, C); the last chunk may
+        end after the last key, with weights of 0.
         """
         tokens = rows + self.first
         chunk_of_row = tokens // self.size

@@ -215,7 +215,8 @@ def _remembered(tensor: Tensor) -> int:
 def tensor_digest(tensor: Tensor) -> int:
     """A hash of 64 bits over all bytes and their positions, computed on the device of the tensor.
 
-    Each word of 8 bytes is mixed with its place, so the sum of all words depends on their order.
+    Each word of 8 bytes is mixed with its place, so the sum of all words depends on their order. Shape and dtype are
+    not part of the hash, nor is the number of zero bytes that end the last word.
 
     >>> one, other = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     >>> tensor_digest(one) == tensor_digest(one.clone()), tensor_digest(one) == tensor_digest(other)

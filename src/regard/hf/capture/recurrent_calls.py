@@ -342,7 +342,11 @@ class RecurrentCall(KeptCall):
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
-        """The check of the largest difference between the output that the weights give and the actual one."""
+        """The check of the largest difference between the output that the weights give and the actual one.
+
+        Its tolerance is a share, by dtype (`TOLERANCE`), of the largest actual number. An output that is not finite is
+        not checked.
+        """
         if not bool(actual.isfinite().all()):
             return Check(self.name, note="the output is not finite")
         error = float((expected - actual).abs().max()) if actual.numel() else 0.0

@@ -89,7 +89,11 @@ def _binned(values: Tensor, bins: Tensor, real: Tensor) -> list[float | None]:
 
 
 def _shares(run: Run, pairs: Sequence[Pair]) -> dict[str, float | None]:
-    """The fields of `AttentionShares`, by their names in looking.json; None for a model without cross-attention."""
+    """What the cross-attention attends to in `pairs`, by names of looking.json; None for a model without one.
+
+    Shares of the weight on the end of the source and on its punctuation, the shares of these among source pieces
+    (`..._pieces`), the entropy in nats, and `spread`, the entropy divided by that of equal weights (`AttentionShares`).
+    """
     names = {
         "entropy": "entropy",
         "spread": "spread",

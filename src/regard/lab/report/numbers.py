@@ -58,7 +58,11 @@ def spread(values: Iterable[float | None]) -> dict[str, Any] | None:
 
 
 def _progress(study: Study) -> dict[str, Any]:
-    """The numbers of all and of the finished trials, and the names of those that are missing, running or failed."""
+    """The numbers of all and of the finished trials, and the names (label-seed) of the others.
+
+    "missing" are all trials that have not finished. "running" are those of them that have started, and "failed" those
+    that have failed, each with the message of its error.
+    """
     missing = [f"{trial.label}-{trial.seed}" for trial in study.trials if not trial.finished]
     running = [f"{trial.label}-{trial.seed}" for trial in study.trials if trial.started and not trial.finished]
     failed = {f"{trial.label}-{trial.seed}": trial.failed.get("message", "") for trial in study.trials if trial.failed}
