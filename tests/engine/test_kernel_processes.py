@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import threading
@@ -242,6 +243,8 @@ threading.Thread(target=later).start()
 def test_nothing_outside_of_a_tensor_is_read_or_written(run_python):
     done = run_python(TOOLS / "kernel_guards.py", *LEVELS, timeout=120)
     assert done.returncode == 0 and done.stdout.endswith("done\n"), f"{done.stdout[-300:]}{done.stderr[-2000:]}"
+    sources = "".join(path.read_text() for path in (TOOLS.parents[1] / "kernels").glob("*.c"))
+    assert done.stdout.splitlines()[-2].split() == sorted(re.findall(r"EXPORT void NAMED\((\w+)\)", sources))
 
 
 @posix

@@ -10,7 +10,9 @@ import ctypes
 import mmap
 import os
 import sys
+from contextlib import ExitStack
 from ctypes import c_void_p
+from unittest import mock
 
 import torch
 
@@ -28,8 +30,9 @@ from regard.engine.kernel import (
     similarity,
     statistics,
     sums,
+    transport,
 )
-from regard.engine.kernel.structures import KernelCall
+from regard.engine.kernel.structures import KernelCall, Pointers
 from regard.maps import compiled_reductions
 from regard.maps.changed_map import Carried
 from regard.maps.reductions import Pyramid
@@ -37,6 +40,10 @@ from regard.stats.statistics import Agreement, Offset, Offsets, SameToken, Weigh
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 PAGE = mmap.PAGESIZE
+#: Address of guarded memory -> the address of its block with both pages, and its bytes.
+BLOCKS: dict[int, tuple[int, int]] = {}
+#: The functions that ran with guards.
+GUARDED: set[str] = set()
 WINDOW = rg.window(30)
 LINEAR = {"score": rg.scores.FeatureScore(), "mask": rg.causal(), "normalizer": rg.normalizers.SumNormalizer()}
 
@@ -54,6 +61,7 @@ CASES = {
     "one of each": (lambda: {}, (1, 1, 1, 1, 1, 1, 1)),
     "odd widths": (lambda: {"mask": rg.causal()}, (1, 2, 2, 33, 33, 3, 17)),
     "window": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 2, 2, 193, 193, 8, 33)),
+    "window of a long text": (lambda: {"mask": rg.causal() & rg.window(20)}, (1, 2, 1, 3200, 3203, 5, 16)),
     "padding": (lambda: {"mask": rg.padding([50, 1])}, (2, 2, 1, 13, 50, 16, 8)),
     "predicate": (lambda: {"mask": rg.mask_mod(lambda b, h, i, j: (i + j + h) % 3 > 0)}, (1, 2, 2, 45, 70, 9, 9)),
     "dilated": (lambda: {"mask": rg.masks.dilated(9, 2)}, (1, 1, 1, 100, 100, 8, 8)),
@@ -88,7 +96,7 @@ def every_third(heads, I, J, size, num_heads=None):
 
 
 def guarded(num_bytes: int, at_end: bool) -> int:
-    """The address of memory right behind an untouchable page, or right before one; it is never returned."""
+    """The address of memory right behind an untouchable page, or right before one."""
     pages = -(-num_bytes // PAGE) + 2
     LIBC.mmap.restype, LIBC.mmap.argtypes = c_void_p, [c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
     start = LIBC.mmap(
@@ -97,7 +105,15 @@ def guarded(num_bytes: int, at_end: bool) -> int:
     for page in (start, start + (pages - 1) * PAGE):
         if LIBC.mprotect(c_void_p(page), ctypes.c_size_t(PAGE), 0):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return start + (pages - 1) * PAGE - num_bytes if at_end else start + PAGE
+    address = start + (pages - 1) * PAGE - num_bytes if at_end else start + PAGE
+    BLOCKS[address] = start, pages * PAGE
+    return address
+
+
+def give_back(address: int) -> None:
+    """Free what `guarded` returned: the system has room for a limited number of blocks."""
+    start, num_bytes = BLOCKS.pop(address)
+    LIBC.munmap(c_void_p(start), ctypes.c_size_t(num_bytes))
 
 
 def guarded_empty(at_end):
@@ -109,27 +125,33 @@ def guarded_empty(at_end):
     return empty
 
 
-def run_guarded(at_end, more_keys=0):
-    """Stands in for `run`: every tensor of the call moves to guarded memory, and back."""
-    run = running.run
+def guards(run, at_end, more_keys=0):
+    """Stands in for `run` or `run_in`: every tensor of the call moves to guarded memory, and back."""
 
-    def run_there(library, name, call, multiply_adds, *more):
-        tensors = [t for structure in (call, *more) for t in structure.tensors]
-        sizes = {s.data_ptr(): s.nbytes() for s in (t.untyped_storage() for t in tensors) if s.nbytes()}
+    def run_there(*given):
+        structures = [each for each in given if isinstance(each, Pointers)]
+        storages = (t.untyped_storage() for structure in structures for t in structure.tensors)
+        sizes = {s.data_ptr(): s.nbytes() for s in storages if s.nbytes()}
         moved = {start: guarded(size, at_end) for start, size in sizes.items()}
+
+        def there(place):
+            return next(
+                (place + moved[start] - start for start in sizes if start <= place < start + sizes[start]), place
+            )
+
         for start, size in sizes.items():
             ctypes.memmove(moved[start], start, size)
-        fields = [c_void_p.from_buffer(x, offset) for x in (call, *more) for offset in pointer_offsets(type(x))]
-        for field in fields:
-            place = field.value or 0
-            for start, size in sizes.items():
-                if start <= place < start + size:
-                    field.value = place + moved[start] - start
-        if isinstance(call, KernelCall):
-            call.J += more_keys
-        run(library, name, call, multiply_adds, *more)
+        for structure in structures:
+            for offset in pointer_offsets(type(structure)):
+                field = c_void_p.from_buffer(structure, offset)
+                field.value = there(field.value or 0)
+            if isinstance(structure, KernelCall):
+                structure.J += more_keys
+        GUARDED.update(each for each in given if isinstance(each, str))
+        run(*(x._replace(address=there(x.address)) if isinstance(x, running.Workspace) else x for x in given))
         for start, size in sizes.items():
             ctypes.memmove(start, moved[start], size)
+            give_back(moved[start])
 
     return run_there
 
@@ -149,7 +171,14 @@ def results(pieces, sizes, dtype, transposed):
     engine = "chosen" if "chosen_keys" in repr(mechanism.mask) else engine
     output = mechanism(*leaves, engine=engine).output
     gradients = torch.autograd.grad(output, [*leaves, *mechanism.parameters()], along)
-    return output, *gradients, *(statistics_of(mechanism, leaves) if engine == "kernel" else indexed(*leaves))
+    others = {"kernel": lambda: statistics_of(mechanism, leaves), "recurrent": lambda: rows_of(mechanism, leaves)}
+    return output, *gradients, *others.get(engine, lambda: indexed(*leaves))()
+
+
+@torch.no_grad()
+def rows_of(mechanism, tensors):
+    """Few rows of the weights of a recurrent layer."""
+    return [mechanism(*tensors).weights[:, :, -1:]]
 
 
 @torch.no_grad()
@@ -162,7 +191,7 @@ def indexed(query, key, value):
 
 @torch.no_grad()
 def statistics_of(mechanism, tensors):
-    """The states of every reduction that the kernels compute."""
+    """The output without gradients, and the states of every reduction that the kernels compute."""
     weights = mechanism(*tensors, engine="blocked").weights
     B, H, I, J = weights.shape
     numbers, few = torch.linspace(0, 1, B * H * J).view(B, H, J), min(I, J, 3)
@@ -183,23 +212,29 @@ def statistics_of(mechanism, tensors):
             Agreement(tuple(range(few)), 2),
         ),
     )
-    return [part for state in weights.reduction_states(reductions).values() for part in state]
+    output = mechanism(*tensors, engine="kernel").output  # without gradients few queries have a kernel of their own
+    return [output, *(part for state in weights.reduction_states(reductions).values() for part in state)]
+
+
+#: The modules whose calls and whose new memory are guarded.
+CALLING = (attention, rotation, sums, recurrence, statistics, similarity, chosen, indexer, transport)
+ALLOCATING = (attention, running, sums, chosen)
 
 
 def check(level, at_end, more_keys):
     os.environ["REGARD_KERNEL"] = level
-    run, empty = running.run, running.empty
     for name, (pieces, sizes) in CASES.items():
         for dtype, transposed in ((torch.float32, False), (torch.float32, True), (torch.bfloat16, True)):
             print(f"{name}, {level}, {dtype}, guard {'behind' if at_end else 'before'}", flush=True)
             expected = results(pieces, sizes, dtype, transposed)
-            attention.run = rotation.run = sums.run = recurrence.run = run_guarded(at_end, more_keys)
-            statistics.run = similarity.run = chosen.run = indexer.run = attention.run
-            attention.empty = running.empty = sums.empty = chosen.empty = guarded_empty(at_end)
-            found = results(pieces, sizes, dtype, transposed)
-            attention.run = rotation.run = sums.run = statistics.run = similarity.run = recurrence.run = run
-            chosen.run = indexer.run = run
-            attention.empty = running.empty = sums.empty = chosen.empty = empty
+            with ExitStack() as patches:
+                run, run_in = (guards(each, at_end, more_keys) for each in (running.run, running.run_in))
+                for module in CALLING:
+                    patches.enter_context(mock.patch.object(module, "run", run))
+                patches.enter_context(mock.patch.object(attention, "run_in", run_in))
+                for module in ALLOCATING:
+                    patches.enter_context(mock.patch.object(module, "empty", guarded_empty(at_end)))
+                found = results(pieces, sizes, dtype, transposed)
             assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
@@ -210,4 +245,5 @@ if __name__ == "__main__":
     for level in [argument for argument in sys.argv[1:] if argument != "--short"]:
         for at_end in (True, False):
             check(level, at_end, int(short))
+    print(*sorted(GUARDED))
     print("done")
