@@ -1,6 +1,7 @@
 """Drawn calls of every quick path, in the dtypes of users, beside formulas in float64 that are written out here.
 
-The paths: chosen keys, statistics with the output, plans that are kept for repeated calls, and tokens after a cache.
+The paths: chosen keys, statistics with the output, plans that are kept for repeated calls, tokens after a cache, and
+windows of long texts.
 """
 
 from __future__ import annotations
@@ -173,3 +174,25 @@ def tokens_after_a_cache(rng: Draw) -> None:
             allowed = (far < (stop + 1 if window is None else window))[None]
             so_far = q[:, :, stop - 1 : stop], k[:, :, :stop], v[:, :, :stop]
             Formula(*so_far, allowed, scale, may_be_torch=True).check(seen)
+
+
+@pair
+def long_windows(rng: Draw) -> None:
+    """A window of a text that is so long that runs of tiles pack their own keys; documents may end anywhere."""
+    near, causal = rng.choice([1, 2, rng.randint(3, 120), rng.randint(3, 120), 256, 300]), rng.random() < 0.6
+    J = 2 * ((1 if causal else 2) * near + 16 * 96) + rng.randint(-3, 400)
+    I = J - rng.choice([0, 0, rng.randint(1, 1000)])
+    q, k, v = drawn_inputs(rng, I, J, batch=1)
+    ends = sorted({rng.randint(1, J - 1) for _ in range(rng.choice([0, 0, 1, 5]))} | {J})
+    lengths = [stop - start for start, stop in zip([0, *ends], ends, strict=False)]
+    mask = rg.window(near) & rg.documents(lengths) if len(ends) > 1 else rg.window(near)
+    attention, scale = rg.Attention(mask=mask & rg.causal() if causal else mask), q.shape[-1] ** -0.5
+    seen, text = attention(q, k, v, engine="kernel"), torch.bucketize(torch.arange(J), torch.tensor(ends), right=True)
+    for start in range(0, I, 500):
+        rows = torch.arange(start, min(I, start + 500)) + J - I
+        keys = torch.arange(max(0, int(rows[0]) - near), min(J, int(rows[-1]) + near))
+        step = rows[:, None] - keys
+        allowed = (step.abs() < near) & (text[rows][:, None] == text[keys]) & ((step >= 0) | (not causal))
+        own, found = slice(start, start + len(rows)), slice(int(keys[0]), int(keys[-1]) + 1)
+        formula = Formula(q[:, :, own], k[:, :, found], v[:, :, found], allowed, scale)
+        within("output", seen.output[:, :, own], formula.output, formula.output_bound)
