@@ -181,7 +181,10 @@ def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | No
 
 
 def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """As `_solve`, where a head may use the values of another one."""
+    """As `_solve`, where a head may use the values of another one.
+
+    None also for one head, and for values (B, G, J, D) whose width D is at most J.
+    """
     # without more channels than keys, any values would have a solution
     if output.shape[1] == 1 or value.shape[-1] <= value.shape[2]:
         return None
@@ -219,7 +222,7 @@ def measured(caller: Caller) -> tuple[Caller, Measurement] | None:
 def with_identities(function: Callable[..., Any], joined: bool = False) -> nn.Module | None:
     """A copy of a module whose matrices are identities and whose biases are 0: it attends to its inputs themselves.
 
-    `joined`: a layer for two concatenated vectors adds them.
+    `joined`: a layer for two concatenated vectors adds them. None for a function that is no module.
     """
     if not isinstance(function, nn.Module):
         return None

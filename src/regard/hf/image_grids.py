@@ -139,7 +139,7 @@ def _sizes_in_text(
 
 
 def _pooled(inputs: ModelInputs, num_tokens: int) -> tuple[int, int] | None:
-    """The rows and columns of one image's tokens: the patches, or k x k patches in one token."""
+    """The rows and columns of one image's tokens: the patches, or k x k patches in one token; None if neither fits."""
     patches = _patches(inputs)
     if patches is None or not num_tokens:
         return None
@@ -239,7 +239,7 @@ def _specials(config: Any) -> int | None:
 
 
 def _patches(inputs: ModelInputs) -> tuple[int, int, int] | None:
-    """(frames, rows, columns) of the patches: the size of the image over the size of a patch."""
+    """(frames, rows, columns) of the patches: the size of the image over that of a patch; None if one is unknown."""
     config = vision_config(inputs.config)
     tubelet = getattr(config, "tubelet_size", None)
     patch = getattr(config, "patch_size", None)

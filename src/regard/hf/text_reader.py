@@ -291,7 +291,10 @@ class TextReader:
 
     @property
     def limit(self) -> int | None:
-        """How many tokens the model has positions for. RoBERTa and its variants reserve two positions."""
+        """How many tokens the model has positions for; None if its configuration does not say.
+
+        RoBERTa and its variants reserve two positions.
+        """
         positions = getattr(self.model.config, "max_position_embeddings", None)
         declared = self.tokenizer.model_max_length
         return declared if positions is not None and positions - 2 <= declared < positions else positions

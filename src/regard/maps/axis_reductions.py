@@ -54,7 +54,10 @@ class Sum(Reduction[Tensor]):
 
 
 def _compiled_sum(reduction: Sum, state: State, sizes: Sizes) -> Parts | None:
-    """The sums as parts of a compiled pass: the weight that keys receive, or sums of weights times keys that are 1."""
+    """The sums as parts of a compiled pass: the weight that keys receive, or sums of weights times keys that are 1.
+
+    None for sums that are not in float32, which kernels do not compute.
+    """
     if reduction.dtype != torch.float32:
         return None
     if reduction.axis == QUERY:

@@ -196,7 +196,8 @@ class RingMap(ScoredMap):
     def _own_tiles(self) -> Iterator[Tile]:
         """The tiles of this rank's queries with the keys of all ranks, in the order in which keys arrive.
 
-        If the caller stops early, the remaining visits still pass on the keys that other ranks wait for.
+        At each step keys of another rank arrive, or none if no query here needs them. If the caller stops early, the
+        remaining visits still pass on the keys that other ranks wait for.
         """
         ring_call = self._ring_call
         shared = [ring_call.own.value[..., :0], *self._prepared.tensors()]  # no values: weights do not need them

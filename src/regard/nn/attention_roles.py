@@ -116,7 +116,10 @@ def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head
 
 
 def _mask(mask: Mask | None, role: str) -> Mask | None:
-    """The mask for a role: causal for a decoder, otherwise without a plain causal mask of the mechanism."""
+    """The mask for a role: causal for a decoder, otherwise without a plain causal mask of the mechanism.
+
+    None allows all pairs.
+    """
     mask = None if mask is not None and mask.is_lower_triangular else mask
     if role != "decoder":
         return mask

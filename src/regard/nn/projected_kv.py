@@ -186,7 +186,10 @@ class ProjectedKV:
 
     @cached_property
     def added(self) -> Tensor | None:
-        """The mask as a tensor that is added to scores, (B, 1, 1, J): 0 for allowed keys, -inf for the other keys."""
+        """The mask as a tensor that is added to scores, (B, 1, 1, J): 0 for allowed keys, -inf for the other keys.
+
+        None without a mask.
+        """
         if self.mask is None:
             return None
         real = self.mask.real_keys

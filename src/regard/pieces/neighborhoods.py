@@ -283,6 +283,7 @@ def _windows(length: int, size: int, dilation: int, stride: int, is_causal: bool
 def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[list[tuple[int, int]]]:
     """Boxes that the positions [start, stop) of a grid consist of: the ends of each axis, both included.
 
+    There is at least one position, and all are in the grid.
     A slab has one place on the first axis. There is part of a first slab, whole slabs, and part of a last slab.
     """
     if len(shape) == 1:

@@ -317,7 +317,7 @@ def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int
 
 
 def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tokens (B, I) that a pass read, or their embeddings (B, I, C)."""
+    """The tokens (B, I) that a pass read, or their embeddings (B, I, C); None if no argument is known to be these."""
     given = next((kwargs[name] for name in TOKENS if isinstance(kwargs.get(name), Tensor)), None)
     given = args[0] if given is None and args and isinstance(args[0], Tensor) else given
     return given if given is not None and given.ndim >= 2 else None

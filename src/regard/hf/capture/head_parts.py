@@ -183,7 +183,7 @@ def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tup
 
 
 def _first(values: Iterable[Any]) -> Tensor | None:
-    """The first tensor of numbers in arguments or results."""
+    """The first tensor of floating-point numbers in arguments or results, also inside tuples; None without one."""
     for value in values:
         if isinstance(value, tuple | list):
             value = _first(value)
@@ -294,7 +294,7 @@ class JoinedHeads:
     def module_ended(
         self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any = None
     ) -> str | None:
-        """Keep the input of an output projection; returns the name of its attention module."""
+        """Keep the input of an output projection; returns the name of its attention module, None for other modules."""
         name = self._names.get(module)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if name is not None and given is not None:

@@ -74,9 +74,10 @@ def _are_ids(tensor: object) -> bool:
 
 
 def _continued(before: Tensor | None, ids: Tensor | None, length: int) -> Tensor | None:
-    """The ids of `length` tokens in a cache, of which the last are those of this call; `before` has the others.
+    """The ids (B, length) of the tokens in a cache, of which the last, `ids`, are those of this call.
 
-    If `before` does not have them, as in the first call, these are only the ids of this call.
+    `before` has the others. If it does not, as in the first call, these are only the ids of this call. If this call had
+    embeddings in place of ids, `before` is returned.
     """
     if not _are_ids(ids):
         return before

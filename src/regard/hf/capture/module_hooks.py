@@ -188,7 +188,7 @@ def _is_selected(module: nn.Module) -> bool:
 
 
 def _weights(given: dict[str, Any], output: Any, weights: Tensor) -> Tensor | None:
-    """The weights that torch returns: of each head, or their mean."""
+    """The weights that torch returns: of each head, or their mean; None if torch was to return none."""
     if output[1] is None:
         return None
     weights = weights.mean(1) if given["average_attn_weights"] else weights

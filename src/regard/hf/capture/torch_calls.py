@@ -373,7 +373,10 @@ def _projected(module: Any, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _mask(masked: Tensor | None, padded: Tensor | None, B: int, H: int, J: int) -> Tensor | None:
-    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers added to the scores."""
+    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers added to the scores.
+
+    `masked` is (I, J) or (B H, I, J), and `padded` (B, J). Booleans in them: True = may not attend. None without both.
+    """
     given = []
     if masked is not None:
         given.append(masked[None, None] if masked.ndim == 2 else masked.unflatten(0, (B, H)))

@@ -248,7 +248,7 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
 
 
 def _without_output(module: nn.Module) -> str | None:
-    """The reason why gates before an output projection are not the heads of this module."""
+    """The reason why gates before an output projection are not the heads of this module; None if they are."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
         return f"{kind} has no output projection" if module.output is None else None
