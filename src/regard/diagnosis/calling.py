@@ -42,7 +42,10 @@ LAYOUTS = (
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
-_DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
+_DROPOUTS = (
+    *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.dropout),
+    *(functional.alpha_dropout, functional.feature_alpha_dropout),
+)
 #: Types of containers of a module, for example of hooks, that are usually empty.
 _CONTAINERS = (dict, OrderedDict, set)
 
@@ -57,6 +60,8 @@ class WithoutDropout(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             # by position: query, key, value, mask, dropout, is_causal; the dropout is given by name instead
             args, kwargs = args[:4], kwargs | {"dropout_p": 0.0} | dict(zip(("is_causal",), args[5:6], strict=False))
+        if func is functional.multi_head_attention_forward:  # functions that it calls are not seen here
+            kwargs = kwargs | {"training": False}
         return func(*args, **kwargs)
 
 

@@ -226,7 +226,7 @@ def _buckets(seeds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The bins of word frequency of several seeds merged: the mean of F1, and the words of the references."""
+    """The bins of word frequency of several seeds merged: the mean of F1 (0 to 1), and the words of the references."""
     bins = [each for trial in done if trial.evaluation for each in trial.evaluation.by_frequency]
     rows = []
     for label in dict.fromkeys(each.label for each in bins):
