@@ -79,7 +79,9 @@ class SweepTable:
         return (self.values - self.baseline).mean(-1)
 
     def top(self, count: Count = 10) -> list[tuple[dict[str, str], float]]:
-        """The edits with the largest |effect|: their labels and the effect."""
+        """The edits with the largest |effect|: the label of each by axis, and the effect. Those without one, NaN, are
+        left out.
+        """
         effects = self.effects.flatten()
         order = effects.nan_to_num(0.0).abs().argsort(descending=True, stable=True)[:count]
         labels = [dict(zip(self.axes, names, strict=True)) for names in itertools.product(*self.axes.values())]

@@ -89,7 +89,7 @@ def _role_cell(axes: Any, head: int, row: int, role: Role | None) -> None:
 
 
 def _patch(corner: tuple[float, float], color: str, label: str = "") -> Any:
-    """A rectangle of matplotlib, a little smaller than a cell of side 1."""
+    """A rectangle of matplotlib, a little smaller than a cell of side 1; `corner` (x, y) is in cells."""
     from matplotlib.patches import Rectangle
 
     return Rectangle(corner, 0.92, 0.88, facecolor=color, edgecolor="0.8", linewidth=0.6, label=label)

@@ -78,7 +78,10 @@ class Paper:
         return max((self.text_width(text, size) for text in labels), default=0.0)
 
     def write(self, text: str, x: float, y: float, size: float = SMALL, anchor: str = "left", **look: Any) -> None:
-        """Text whose middle line is at y. Turned text (`rotation=90`) begins or ends at y."""
+        """Text of a `size` in points, whose middle line is at y, and whose end that `anchor` names is at x.
+
+        Turned text (`rotation=90`) begins or ends at y. `x` and `y` are in points from the left and from the top.
+        """
         turned = look.get("rotation") == 90
         ends = {"left": "bottom", "right": "top", "center": "center"}
         placed = {"ha": "center", "va": ends[anchor]} if turned else {"ha": anchor, "va": "center_baseline"}
@@ -119,7 +122,7 @@ class Paper:
         self.axes.imshow(places, extent=extent, aspect="auto", interpolation="nearest", **self.colors)
 
     def frame(self, x: float, y: float, width: float, height: float, **look: Any) -> None:
-        """A rectangle without a ground; `look` are further options of matplotlib."""
+        """A rectangle without a ground, in points; `look` are further options of matplotlib."""
         from matplotlib.patches import Rectangle
 
         style = {"fill": False, "edgecolor": LINE, "linewidth": 0.5}
@@ -323,7 +326,10 @@ class Line:
         return self.middles[-1] + self.widths[-1] / 2
 
     def draw(self, paper: Paper, labels: Sequence[str], weights: Sequence[float] | None, chosen: int | None) -> None:
-        """Draw the words from `paper.y` on, each on the color of its weight, the `chosen` one bold and with a frame."""
+        """Draw the words from `paper.y` on, each on the color of its weight, the `chosen` one bold and with a frame.
+
+        `weights` has one for each word; None without colors.
+        """
         for at, (text, x, width) in enumerate(zip(labels, self.middles, self.widths, strict=True)):
             place = 0.0 if weights is None else float(paper.scale.place(np.array([weights[at]]))[0])
             look = {"edgecolor": INK if at == chosen else "none", "linewidth": 1}
@@ -583,9 +589,10 @@ def statistics(paper: Paper, content: Content) -> Drawn:
 
 
 def _values(paper: Paper, content: Content, values: list[list[float]], left: float, ends: tuple[float, float]) -> float:
-    """The cells of a statistic from `paper.y` on, which moves below them; returns where they end.
+    """The cells of a statistic from `paper.y` on, which moves below them; returns where they end, in points.
 
-    `ends` are the least and the largest value, the ends of the colors.
+    `values` has a row for each layer and a number for each head. The cells begin `left` points from the left. `ends`
+    are the least and the largest value, the ends of the colors.
     """
     columns = max(map(len, values))
     cell, tall = min(32.0, (paper.width - left) / columns), min(14.0, (paper.tallest - 60) / len(values))
@@ -617,9 +624,9 @@ def _statistic(layer: Layer, name: str) -> list[float]:
 
 
 def _value(paper: Paper, box: tuple[float, float, float, float], value: float, ends: tuple[float, float]) -> None:
-    """One cell of a statistic: its color, and its number if the `box` (x, y, width, height) has room.
+    """One cell of a statistic: its color, and its number if the `box` (x, y, width, height) in points has room.
 
-    The least value has the place 0.004, the lightest color that is not white.
+    `ends` are the least and the largest value. The least has the place 0.004, the lightest color that is not white.
     """
     least, most = ends
     place = max((value - least) / ((most - least) or 1.0), 0.004)

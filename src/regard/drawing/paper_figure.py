@@ -96,7 +96,10 @@ def figure(
 def _paper(
     shown: Content, names: Sequence[str], width: float, scale: ScaleName, caption: str | None, tallest: float
 ) -> Paper:
-    """The panels, none taller than `tallest` points, their legend and the caption."""
+    """The panels, `width` cm wide and none taller than `tallest` points, their legend and the caption.
+
+    `names` are the panels to draw. Without a `caption` one is written.
+    """
     paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)), tallest)
     drawn = _draw(paper, shown, names)
     if any(panel.has_weights for panel in drawn):

@@ -146,7 +146,7 @@ def _ids(reader: Any, text: str) -> list[int]:
 
 
 def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least: float) -> KeyHeadSplit:
-    """The heads of a model that need the whole cache, on one text."""
+    """The heads of a model that need the whole cache, on one text; the last three arguments as in `cache_split`."""
     chosen = reader.watched(inputs, None)
     heads = ModelHeads.of(reader.model, "cache_split")
     groups = {name: heads[name].group for name in chosen.maps}

@@ -166,7 +166,10 @@ class ModelProfile:
         return [name for name, value in self.layers[0].values.items() if value.ndim == 1]
 
     def _heads(self) -> Iterator[tuple[int, int, list[float], str]]:
-        """Layer, head, statistics and strongest link of each head."""
+        """Layer, head, statistics and strongest link of each head.
+
+        The statistics are in the order of `_names`. Without tokens the link, a text, is "".
+        """
         for layer in self.layers:
             for head in range(layer.num_heads):
                 link = self.describe(layer.strongest(head, self.ordinary)) if self.query_tokens else ""

@@ -382,7 +382,10 @@ def _similarity_label(similarity: float) -> tuple[int, str]:
 def _error_rate(
     system: TranslationSystem, pairs: Sequence[Pair], options: TranslationOptions
 ) -> tuple[float | None, str | None]:
-    """AER of the attention under teacher forcing with the references, for pairs whose alignments are known."""
+    """AER (0 to 1) of the attention under teacher forcing with the references, for pairs whose alignments are known.
+
+    The text is how the attention was read, "output" by default. (None, None) without such pairs or cross-attention.
+    """
     with_gold = [pair for pair in pairs if pair.gold is not None]
     if not with_gold or system.model.cross_attention is None:
         return None, None

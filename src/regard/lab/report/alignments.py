@@ -79,7 +79,10 @@ def _labels(source: Sequence[str], target: Sequence[str], left: float, top: floa
 
 
 def _cells(weights: Sequence[Sequence[float]], left: float, top: float) -> list[str]:
-    """A square for each weight of at least 0.003; smaller ones would hardly be visible."""
+    """A square for each weight (target words, source words) of at least 0.003; smaller ones would hardly be visible.
+
+    Here and below `left` and `top` are the corner of the grid in pixels.
+    """
     cells = [
         f'<rect x="{left + CELL * s:g}" y="{top + CELL * t:g}" width="{CELL}" height="{CELL}" '
         f'fill-opacity="{min(max(weight, 0.0), 1.0) ** 0.5:.2f}"/>'

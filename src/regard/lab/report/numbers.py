@@ -343,7 +343,10 @@ def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | N
 
 
 def _example(study: Study, label: str, seed: int, place: int, difference: float) -> dict[str, Any]:
-    """Test sentence `place` with the translations of a system and of the baseline, both from `seed`."""
+    """Test sentence `place` with the translations of a system and of the baseline, both from `seed`.
+
+    `difference` is the system's BLEU of the sentence minus that of the baseline.
+    """
     assert study.test is not None
     translations = {t.label: t.evaluation.hypotheses[place] for t in study.trials if t.seed == seed and t.evaluation}
     return {
