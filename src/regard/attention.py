@@ -504,6 +504,7 @@ def choose_keys(
 ) -> Attention:
     """The attention with the keys that its selection chooses as a part of its mask, in place of the selection.
 
+    Each call does this once, when its `Problem` is made, so engines and maps see a mask and no selection.
     `query` and `key` are those of the call: the encoding is applied here, because a selection compares encoded ones.
     """
     selection, mask = attention.selection, attention.mask

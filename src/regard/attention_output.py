@@ -250,7 +250,10 @@ def _request(
     engine: str | Ring,
     tensors: CallTensors,
 ) -> tuple[Request, Order]:
-    """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`."""
+    """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`.
+
+    `inputs` are query, key and value, `tensors` those that pieces need, by name; all are as the user gave them.
+    """
     (query, key, value), order = inputs, PLAIN_ORDER
     is_plain = _has_four_axes(query) and _has_four_axes(key) and _has_four_axes(value)
     if not (is_plain and isinstance(layout, str) and layout == "bhld"):  # a decoding step must not wait for this

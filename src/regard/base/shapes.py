@@ -150,7 +150,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Copy tensors of one device to the host, in one transfer.
+    """Copy tensors of one device to the host, in one transfer, so that the host waits for the device once.
 
     Tensors of wider dtypes must come first: each is read from the joined bytes at a multiple of its item size.
     """

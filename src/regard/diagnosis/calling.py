@@ -250,7 +250,10 @@ class Caller:
         return values | ({self.roles.training: False} if self.roles.training else {})
 
     def read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
-        """The output (B, H, I, D) and the weights (B, h, I, J) in what a call of these inputs returned."""
+        """The output (B, H, I, D) and the weights (B, h, I, J), if any, in what a call of these inputs returned.
+
+        The inputs are (B, H, n, D). `NoOutput` if no tensor has an output for each query.
+        """
         B, H, I, J = *query.shape[:3], key.shape[2]
         returned = [x for x in tensors_of(result) if x.is_floating_point()]
         outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]

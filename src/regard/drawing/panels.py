@@ -55,7 +55,11 @@ class Panels:
 
 
 def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, largest: int | None = None) -> Panels:
-    """The chosen heads of one text; maps with more than `largest` queries or keys are pooled to that many cells."""
+    """The chosen heads of one text; maps with more than `largest` queries or keys are pooled to that many cells.
+
+    `operation` is the call that errors name, here and below, `tokens` those of the keys or of both, and `batch` the
+    index of the text.
+    """
     source = weights if isinstance(weights, AttentionMap) else as_weights(operation, weights)
     B, H, I, J = source.shape
     if not 0 <= batch < B:
@@ -124,7 +128,7 @@ def _cell_of(length: int, count: int) -> Tensor:
 
 
 def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | None, list[str] | None]:
-    """The labels of queries and keys; (None, None) without tokens. Tokens in another number are refused."""
+    """The labels of I queries and J keys; (None, None) without tokens. Tokens in another number are refused."""
     if tokens is None:
         return None, None
     if isinstance(tokens, str):

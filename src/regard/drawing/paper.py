@@ -383,8 +383,10 @@ def _query_key(content: Content) -> int:
 
 
 def _arc(paper: Paper, start: float, end: float, base: float, rise: float, weight: float) -> None:
-    """An arc above `base` between two places of a line, in points. A Bezier curve reaches 3/4 of its control points, so
-    they are 4/3 as high. A word's arc to itself is a loop.
+    """An arc above `base` from the place `start` of a line to `end`, all in points from the left and from the top.
+
+    It is `rise` points high; a Bezier curve reaches 3/4 of its control points, so they are 4/3 as high. A word's arc to
+    itself is a loop. The color is that of `weight`.
     """
     if start == end:
         start, end = start - 3, end + 3
@@ -637,7 +639,10 @@ def _value(paper: Paper, box: tuple[float, float, float, float], value: float, e
 
 
 def table(panel: str, content: Content, number: int, head: int | str, cells: NDArray[np.floating]) -> list[Row]:
-    """A row for each cell. A cell of several tokens names the first and the last of them."""
+    """A row for each cell of a map, (rows, columns). A cell of several tokens names the first and the last of them.
+
+    `panel` is the name of the panel, `number` that of the layer.
+    """
     rows, cols = cells.shape
     quantity = "weight" if (rows, cols) == (len(content.queries), len(content.keys)) else "weight of a cell"
     queries, keys = (named_cells(side, count) for side, count in zip(content.tokens, cells.shape, strict=True))

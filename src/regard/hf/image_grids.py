@@ -153,7 +153,11 @@ def _pooled(inputs: ModelInputs, num_tokens: int) -> tuple[int, int] | None:
 
 
 def _cut(places: list[int], sizes: Sequence[tuple[int, int, int]], kind: str) -> Iterator[PatchGrid]:
-    """The tokens of each image, in order. Of an image with one token more, the first is the class token."""
+    """The tokens of each image, in order. Of an image with one token more, the first is the class token.
+
+    `places` are the indices of all tokens of images in the text, `sizes` the (frames, rows, columns) of each image, and
+    `kind` is "image" or "video", for the error.
+    """
     needed = sum(math.prod(size) for size in sizes)
     extra = 1 if len(places) == needed + len(sizes) else 0
     if len(places) != needed + extra * len(sizes):

@@ -122,6 +122,8 @@ class RingMap(ScoredMap):
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> ScoredMap:
         """The map of these batch entries, heads, queries and keys, by their indices in the whole map. Collective.
 
+        All are vectors of integers on the device of the map.
+
         Every rank gets it. A rank holds all batch entries and heads of its own tokens, so it selects entries and heads
         itself. Queries and keys are sent by the ranks that hold them. The rows of the result have only some of their
         keys, which `_part` notes.

@@ -85,7 +85,8 @@ def attention_for(
 def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head_dim: int, key_dim: int) -> Attention:
     """The mechanism `name` of the catalog. Sizes of the model are filled in where its `build` has such a parameter.
 
-    `DEFAULTS` come before these, and the `arguments` of the caller before both.
+    `DEFAULTS` come before these, and the `arguments` of the caller before both. `role` is one of `ROLES`; `head_dim`
+    and `key_dim` are the widths of queries and of keys in a head.
     """
     build = mechanism(name).build
     parameters = inspect.signature(build).parameters

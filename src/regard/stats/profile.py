@@ -279,7 +279,11 @@ def _layer(
     statistics: Sequence[HeadStatistic],
     also: Callable[[AttentionMap], Sequence[Reduction]],
 ) -> LayerProfile:
-    """The profile of one text of a layer. All reductions run in one pass: shared, further (`also`), of statistics."""
+    """The profile of one text of a layer. All reductions run in one pass: shared, further (`also`), of statistics.
+
+    `name` is the path of the module, `special` are the indices of special keys, and `num_links` is the number of links
+    that are kept for each query.
+    """
     statistic_reductions: list[tuple[Reduction, ...]] = [s.reductions(weights, special) for s in statistics]
     shared = _shared_reductions(weights, special, num_links)
     further = tuple(also(weights))

@@ -227,7 +227,10 @@ class GenerationRecorder(CallObserver):
             self._started = self._counts()
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record a pass, give it to the function of the user, and drop old passes."""
+        """Record a pass, give it to the function of the user, and drop old passes.
+
+        The arguments are those of the module, and what it returned; an output of None is that of an error.
+        """
         if output is None or not self._is_pass(module):
             return
         calls = {name: range(self._started.get(name, 0), count) for name, count in self._counts().items()}

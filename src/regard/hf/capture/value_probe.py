@@ -180,7 +180,10 @@ class ProbedCall(DenseCall):
 
     @staticmethod
     def of(name: str, given: GivenCall, output: Any, slot: LastWeights) -> ProbedCall:
-        """The call, after three runs of the module that prove its weights can be measured; else `Untranslatable`."""
+        """The call, after three runs of the module that prove its weights can be measured; else `Untranslatable`.
+
+        `name` is the path of the module, and `output` what it returned in the run of the model.
+        """
         run, kind = given.run(), type(given.module).__name__
         original = _first(output)
         if not isinstance(original, Tensor) or not isinstance(run.output, Tensor):

@@ -273,7 +273,10 @@ def _time_steps(given: Given, dt: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def heads_of(calls: Sequence[CoreCall]) -> CoreCall:
-    """One call from calls that each compute some heads of one layer (Zamba)."""
+    """One call from calls that each compute some heads of one layer, as in Zamba.
+
+    The heads are in the order of the calls.
+    """
     first = calls[0]
     if len(calls) == 1:
         return first

@@ -128,7 +128,8 @@ def build_bible(
 ) -> Corpus:
     """Read two editions, clean them, cut verses into segments, align the segments, and hold verses out.
 
-    `progress` is called with the number of finished verses, of 31,102.
+    `source` and `target` are codes of languages, and a segment has at most `max_words` words. `progress` is called with
+    the number of finished verses, of 31,102.
     """
     check_languages(source, target)
     sides = [_verses(database, EDITIONS[language].key) for language in (source, target)]

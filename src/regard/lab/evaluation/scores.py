@@ -315,6 +315,8 @@ def by_frequency(
 ) -> tuple[Frequency, ...]:
     """Matching words, counted sentence by sentence, by the frequency of the word in the training targets.
 
+    `frequencies` are these counts; a word that has none has 0. `tokenizer` is one of sacrebleu.
+
     >>> [(bin.label, bin.recall) for bin in by_frequency(["a c"], ["a b"], {"a": 1, "b": 3})]
     [('0', 0.0), ('1', 1.0), ('2-4', 0.0)]
     """

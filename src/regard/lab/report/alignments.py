@@ -40,7 +40,11 @@ def _plain(label: str) -> str:
 
 
 def alignment_figure(name: str, system: str, alignment: Mapping[str, Any]) -> Figure:
-    """Target words are rows, source words columns. Opacity is the square root of the weight; gold links have frames."""
+    """Target words are rows, source words columns. Opacity is the square root of the weight; gold links have frames.
+
+    `alignment` is an entry of looking.json: the words of "source" and "target", "weights" and "gold". `name` is that of
+    the figure, and `system` its title.
+    """
     source, target = ([_short(word) for word in alignment[side]] for side in ("source", "target"))
     left = 14 + LETTER * max(map(len, target), default=0)
     top = 30 + LETTER * max(map(len, source), default=0)

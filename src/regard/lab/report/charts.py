@@ -157,8 +157,9 @@ def _bucket_line(
 ) -> None:
     """Draw the line of one system: its BLEU by bucket, with intervals.
 
-    `shift` moves its points sideways, so that systems do not hide each other. `style` is its color and its marker.
-    Points of fewer than `FEW` sentences are hollow, and not joined.
+    `labels` are those of all buckets, and `key` names the buckets of the system, as in `by_bucket`. `shift` moves its
+    points sideways, so that systems do not hide each other. `style` is its color and its marker. Points of fewer than
+    `FEW` sentences are hollow, and not joined.
     """
     rows = {bucket["label"]: bucket for bucket in each[key]}
     places = [n for n, label in enumerate(labels) if label in rows]
