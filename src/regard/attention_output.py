@@ -330,7 +330,10 @@ def plan(
 
 
 def attend_pieces(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
-    """`attend` with one `Attention`: as an earlier call or a decoding step without a plan, else by a plan."""
+    """`attend` with one `Attention`: as an earlier call or a decoding step without a plan, else by a plan.
+
+    With `check` inputs that are not finite are an error.
+    """
     attention: Attention = request.attention
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)

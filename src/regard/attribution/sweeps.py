@@ -382,6 +382,7 @@ class _Runner:
     def _of_layer(self, given: Any, name: Any, plain: _Plain, part: str) -> Any:
         """What an edit takes from one layer of another run, cut to the examples of this run.
 
+        `name` is the layer in `given`, and `part` that of an `ActivationPatch`, such as "key", or "" for weights.
         `plain.seen` is a run of these examples, so it needs no cut. The result is kept in `plain.sources`: a watched
         run computes it anew each time.
         """

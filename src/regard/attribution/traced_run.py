@@ -308,7 +308,8 @@ def gradients_on() -> Iterator[None]:
 def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) -> list[Tensor]:
     """dL/do of each output, in order; zeros where L does not depend on it.
 
-    `value` is L of each sequence, (B,). Its sum is derived: sequences do not depend on each other.
+    `value` is L of each sequence, (B,). Its sum is derived: sequences do not depend on each other. With `keeps_graph`
+    the graph can be derived again.
     """
     if not outputs:
         return []

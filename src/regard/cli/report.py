@@ -155,7 +155,10 @@ def _top(reading: TextReading, query: int, place: int) -> list[tuple[int, float]
 
 
 def print_roles(console: Console, roles: RoleTable | None, where: str = "this text") -> None:
-    """Print each head's role, with its score on this text and on shuffled text, one line per kind."""
+    """Print each head's role, with its score on this text and on shuffled text, one line per kind.
+
+    `where` says which text this is.
+    """
     if roles is None:
         console.print(Text(TOO_SHORT))
         return

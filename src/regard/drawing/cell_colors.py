@@ -161,7 +161,10 @@ def _signed_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def checked_cells(cells: Tensor, kind: Kind, is_signed: bool) -> Tensor:
-    """The cells of a figure, -inf among scores as NaN; numbers that are not of the kind are refused."""
+    """The cells of a figure, -inf among scores as NaN; numbers that are not of the kind are refused.
+
+    Weights below 0 are refused too, unless `is_signed`.
+    """
     if kind == "score":
         cells = cells.masked_fill(cells.isneginf(), math.nan)
     known = cells[~cells.isnan()]

@@ -141,7 +141,10 @@ class Paper:
                 self.write(labels[at], x - 3, y + middle, anchor="right")
 
     def ramp(self, ticks: Sequence[tuple[float, str]], said: str, x: float = 8.0) -> float:
-        """The colors with their numbers, at `y`, which moves below them; returns where their name ends."""
+        """The colors with their numbers, at `y`, which moves below them; returns where their name ends.
+
+        `ticks` are places from 0 to 1 with their labels, and `said` is the name. The colors begin at `x`, in points.
+        """
         width = min(150.0, self.width * 0.5)
         self.picture(np.linspace(0.004, 1, 256)[None], x, self.y, width, 6)
         self.frame(x, self.y, width, 6)

@@ -320,7 +320,7 @@ def _head(
 ) -> tuple[int, int | str]:
     """The index of the layer, and the head: those with the largest weight from the query to a notable key.
 
-    `number` and `head` fix one of them or both. Not notable are the keys in `aside`, and in self-attention the word
+    `number` and `head` fix one of them or both. Not notable are the keys in `aside`, and, unless `is_cross`, the word
     itself and its neighbors, which many heads attend to in any text.
     """
     numbers = [layer.number for layer in layers]

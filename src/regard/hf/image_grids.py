@@ -113,8 +113,8 @@ def _sizes_in_text(
 ) -> list[tuple[int, int, int]]:
     """(frames, rows, columns) of the tokens of every image of a text.
 
-    `places` are the tokens of all images, and `given` is the (rows, columns) of each. Else the inputs tell the sizes:
-    `image_grid_thw` counts patches, of which merge x merge become one token.
+    `kind` is "image" or "video". `places` are the tokens of all images, and `given` is the (rows, columns) of each.
+    Else the inputs tell the sizes: `image_grid_thw` counts patches, of which merge x merge become one token.
     """
     thw = inputs.get(f"{kind}_grid_thw")
     if thw is not None:
@@ -214,7 +214,10 @@ def _given_grid(config: Any, name: str, num_keys: int, given: tuple[int, int]) -
 
 
 def _grid_of_patches(inputs: ModelInputs, name: str, num_keys: int) -> PatchGrid:
-    """The grid of an image by its size and that of a patch; up to 8 tokens may stand before the patches."""
+    """The grid of an image by its size and that of a patch; up to 8 tokens may stand before the patches.
+
+    `name` is the path of a module of the tower, for errors, here and below.
+    """
     config = vision_config(inputs.config)
     extra, found = _specials(config), _patches(inputs)
     if found is None:
@@ -295,7 +298,10 @@ def _merged_order(inputs: ModelInputs, name: str, num_keys: int, t: int, h: int,
 
 
 def _wrong_grid(given: tuple[int, int], num_patches: int, where: str, specials: int = 0) -> RegardError:
-    """The error for rows and columns that do not make `num_patches`, with the most square ones that do."""
+    """The error for rows and columns that do not make `num_patches`, with the most square ones that do.
+
+    `where` says which patches these are, and beside them are `specials` other tokens.
+    """
     rows, columns = given
     pairs = [(n, num_patches // n) for n in range(1, num_patches + 1) if num_patches % n == 0]
     likely = sorted(pairs, key=lambda pair: max(pair) / min(pair))[:3]

@@ -125,8 +125,8 @@ class TextReader:
     ) -> TextResult:
         """Run the model on the first `length` tokens of a text (None: on all), and keep the maps of `layers`.
 
-        `also(map)` returns further reductions, which run in the same pass over the map as those of the profile.
-        `progress` is called with a message for each step.
+        `title` is that of the result, by default the text. `also(map)` returns further reductions, which run in the
+        same pass over the map as those of the profile. `progress` is called with a message for each step.
         """
         inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()

@@ -124,7 +124,7 @@ def _checked_statistic(problem: Problem, statistic: Tensor) -> RowStatistic:
 
 
 def _compare(problem: Problem, given: Tensor) -> None:
-    """Refuse a statistic that is not the log-sum-exp of these scores, in nats."""
+    """Refuse a statistic, `given` (B, H, I), that is not the log-sum-exp of these scores, in nats."""
     rows = spread_indices(problem.sizes.I, COMPARED_ROWS)
     parts = problem.attention, problem.prepared, problem.positions, problem.grid, rows
     exact = recomputed_statistic(*parts)[0]

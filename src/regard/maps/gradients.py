@@ -461,7 +461,10 @@ def _saved(ctx: Any) -> Sequence[Tensor]:
 def _gradients(
     part: Part, inputs: Sequence[Tensor], wanted: Sequence[bool], create_graph: bool = False
 ) -> list[Tensor | None]:
-    """Gradients of a part of the results with respect to the wanted inputs; None where there is none."""
+    """Gradients of a part of the results with respect to the wanted inputs; None where there is none.
+
+    With `create_graph` they have a graph themselves, for a second derivative.
+    """
     part = [(result, grad) for result, grad in part if result.requires_grad]
     if not part:
         return [None] * len(inputs)

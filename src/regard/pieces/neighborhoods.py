@@ -241,7 +241,7 @@ class sliding_tiles(Mask):
 
 
 def _for_axes(mask: str, name: str, given: object, count: int) -> tuple[int, ...]:
-    """One integer of at least 1 for each axis."""
+    """One integer of at least 1 for each of `count` axes. Errors name the `mask` and the `name` of its argument."""
     listed = given if isinstance(given, Sequence | Tensor) and getattr(given, "ndim", 1) else [given] * count
     numbers = integers(mask, name, listed)  # type: ignore[arg-type]
     if len(numbers) != count or min(numbers) < 1:

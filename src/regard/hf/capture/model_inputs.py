@@ -120,7 +120,8 @@ def pictured_inputs(
     """The pictured inputs of a model after a call of one of its modules, by name; nothing if the call changes none.
 
     A call of the whole model with an image tells all. `generate` calls the vision tower before the model, and the model
-    without the image, so the tower tells the image, and the next call of a whole text tells its ids.
+    without the image, so the tower tells the image, and the next call of a whole text tells its ids. `is_root`: the
+    module is the whole model. `before` are the inputs before this call.
     """
     parameters = _parameters(type(module))
     if not is_root and {*parameters, *kwargs}.isdisjoint((*PICTURED, "grid_thw")):

@@ -162,7 +162,8 @@ def _edited(
     """A call that torch projects, as the open edits change it; None if none does.
 
     `output` is what torch returned, outputs and weights, and `given` the arguments of the call. The result has the axes
-    of this output. As a call of eager code, `computed` returns the weights too.
+    of this output, whose first is the batch if `batch_first`. As a call of eager code, `computed` returns the weights
+    too.
     """
     call = observed.call
     edited = edited_call(call)

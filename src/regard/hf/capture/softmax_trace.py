@@ -169,7 +169,10 @@ def _einsum(part: Traced, args: tuple[Any, ...]) -> WeightedSum | None:
 
 
 def _by_key(of_weights: str, of_values: str, key: str, values: Tensor) -> Tensor | None:
-    """Values (batch axes of the weights, J, E) from an einsum of weights (batch axes, I, J); None for other orders."""
+    """Values (batch axes of the weights, J, E) from an einsum of weights (batch axes, I, J); None for other orders.
+
+    `of_weights` and `of_values` are the letters of both, and `key` is that of the keys.
+    """
     width = [letter for letter in of_values if letter not in of_weights]
     shared = [letter for letter in of_values if letter in of_weights]
     batch = of_weights[:-2]

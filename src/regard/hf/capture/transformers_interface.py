@@ -234,7 +234,10 @@ def _compiled_part(model: nn.Module) -> str:
 
 
 def refuse_compiled(model: nn.Module, operation: str, remedy: str = "") -> None:
-    """Raise an error if a part of the model is compiled, or if it is of a version that cannot be observed."""
+    """Raise an error if a part of the model is compiled, or if it is of a version that cannot be observed.
+
+    `operation` is the call that the error names, and `remedy` a further sentence.
+    """
     check_model(model, operation)
     if where := _compiled_part(model):
         raise RegardError(

@@ -128,8 +128,8 @@ class SentencePiece(Tokenizer):
     ) -> SentencePiece:
         """Learn `size` pieces from sentences. Give only sentences of the training split.
 
-        `coverage` is the share of all characters in the text whose character gets an id. For scripts with thousands of
-        characters, 0.9995 leaves out the rarest characters.
+        `kind` is "unigram" or "bpe". `coverage` is the share of all characters in the text whose character gets an id.
+        For scripts with thousands of characters, 0.9995 leaves out the rarest characters.
         """
         library, model = _sentencepiece(), io.BytesIO()
         sentences = list(sentences)
