@@ -251,8 +251,10 @@ class _Plain:
 class _Runner:
     """Runs a model with some edits of some examples.
 
-    In a run the batch holds one copy of the examples for each edit, one after the other. In the methods, `chunk` is the
-    range of examples of a run, `copies` the number of its edits, and `plain` the run of these examples without an edit.
+    `inputs` are those of all examples, `measure` is the number that is compared, and `into` has the receivers of path
+    patching: heads, by what of them is patched. In a run the batch holds one copy of the examples for each edit, one
+    after the other. In the methods, `chunk` is the range of examples of a run, `copies` the number of its edits, and
+    `plain` the run of these examples without an edit.
     """
 
     model: nn.Module

@@ -206,8 +206,9 @@ def traced_run(
 class _Part:
     """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph, and its values (B, G, J, E).
 
-    `steps` holds the output as one tensor. A decoder that calls its attention once for each query has one for each of
-    them.
+    `name` is the path of the module, and `index` the place of the call among its calls. `steps` holds the output as one
+    tensor. A decoder that calls its attention once for each query has one for each of them. `is_backend`: the call went
+    through transformers' attention interface.
     """
 
     seen: WatchedAttention

@@ -41,7 +41,8 @@ class Panels:
     """One matrix of cells for each chosen head, (heads, rows, columns), and the names of its parts.
 
     A cell is a weight, or the sum over some keys and the mean over some queries if the map is larger than asked for.
-    `shape` is that of the map. Without tokens, `queries` and `keys` are None.
+    `shape` is that of the map. Without tokens, `queries` and `keys` are None. `axes` are the names of the rows and
+    columns, and `quantity` is what a cell is, such as "weight". With `is_signed` cells may be negative.
     """
 
     cells: Tensor

@@ -224,7 +224,8 @@ class Content:
     """What a figure shows: layers, tokens of queries and keys, and what is chosen of them.
 
     `tokens` are those of queries and of keys as they are; `queries` and `keys` are their labels, readable and cut.
-    `layer` is an index into `layers`. `gold` are reference links (query, key, sure).
+    `layer` is an index into `layers`, `head` a number or "mean", and `statistic` the name of one. With `is_cross` the
+    queries are another text than the keys. `gold` are reference links (query, key, sure).
     """
 
     title: str
@@ -528,7 +529,10 @@ def alignment(paper: Paper, content: Content) -> Drawn:
 
 @dataclass(frozen=True)
 class Grid:
-    """Maps side by side, in points: room for the labels at the left and above, a cell, the size of a map."""
+    """Maps side by side, in points: room for the labels at the left and above, a cell, the size of a map.
+
+    A map is `wide` x `tall`, and there are `columns` maps in a row.
+    """
 
     left: float
     above: float

@@ -75,9 +75,9 @@ class FinalRead:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """A few rows of one call of a block: its input, its output, and whether the output is the input plus its parts.
+    """A few rows of one call of a block: its input `before`, its output `after`, and whether it only adds (`is_sum`).
 
-    `names` are the attention modules in the block.
+    Then the output is the input plus the parts of the block. `names` are the attention modules in the block.
     """
 
     names: tuple[str, ...]

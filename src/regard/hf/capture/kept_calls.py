@@ -104,7 +104,7 @@ class KeptCall:
 
 @dataclass(eq=False)
 class LazyCall(KeptCall):
-    """A call whose map and values are computed by two functions when they are read."""
+    """A call whose map and values are computed by two functions, `build` and `values`, when they are read."""
 
     shape: tuple[int, int, int, int]
     check: Check

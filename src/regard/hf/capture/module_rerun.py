@@ -96,7 +96,10 @@ class DenseCall(KeptCall):
 
 @dataclass(frozen=True, eq=False)
 class StepMemory:
-    """The values that a call with one query read. A decoder reads the same ones at its next step."""
+    """The values that a call with one query read, and the version of their tensor then.
+
+    A decoder reads the same ones at its next step.
+    """
 
     values: Tensor
     version: int
@@ -122,8 +125,9 @@ class StepMemory:
 class RerunCall(DenseCall):
     """One call of a module that computes softmax itself: the inputs to run it again, and a few rows of its weights.
 
-    `number` is the place of its softmax among those of the run. `small` has the weights if they take less memory than
-    the inputs, which are not kept then.
+    `name` is the path of the module, and `shape` that of the weights. `number` is the place of its softmax among those
+    of the run. The rows `sample` must be the same when it runs again. `slot` holds the weights that were read last.
+    `small` has the weights if they take less memory than the inputs, which are not kept then.
     """
 
     name: str

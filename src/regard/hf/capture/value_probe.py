@@ -168,7 +168,12 @@ class ValueAxes:
 
 @dataclass(eq=False)
 class ProbedCall(DenseCall):
-    """One call of a module whose weights are measured with unit values."""
+    """One call of a module whose weights are measured with unit values.
+
+    `name` is the path of the module, `given` what it was called with, and `layout` the axes of its values. `shape` is
+    that of the weights. The rows `sample` must be the same when they are measured again. `slot` holds the weights that
+    were read last.
+    """
 
     name: str
     given: GivenCall

@@ -21,7 +21,10 @@ OF_KEYS = ("key", "value")
 
 @dataclass(frozen=True, eq=False)
 class CallPatch:
-    """What a patch puts into one call: values (entries or 1, heads, tokens, D) at these places of a tensor."""
+    """What a patch puts into one call: values (entries or 1, heads, tokens, D) at these places of a tensor.
+
+    The places are batch entries, heads, and the indices `rows` of tokens.
+    """
 
     batch: list[int]
     heads: list[int]

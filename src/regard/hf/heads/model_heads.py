@@ -70,7 +70,7 @@ RECURRENT = (
 class ModelHeads:
     """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why.
 
-    `recurrent` are the paths of recurrent layers.
+    `recurrent` are the paths of recurrent layers. `caller` is the call that errors name.
     """
 
     caller: str

@@ -57,7 +57,10 @@ class TranslationSystem(Protocol):
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU of one group of sentences, their number, and the 95 % bootstrap interval."""
+    """BLEU of one group of sentences, their number `count`, and the ends of the 95 % bootstrap interval.
+
+    `label` says which sentences these are.
+    """
 
     label: str
     count: int
@@ -105,7 +108,10 @@ class Evaluation:
     `by_similarity` is BLEU by the similarity of the nearest training source; the first bucket is the novel part.
     `retrieval` is the BLEU of copying the target of the most similar training source: first for all sentences, then by
     similarity. Skipped sentences count as empty translations. `left_out` is the number of near-duplicates of training
-    sources that were not tested.
+    sources that were not tested. `interval` is the 95 % bootstrap interval of BLEU, and `by_frequency` the quality of
+    words by their count in training. `reading` says how the attention was read for its error rate. `seconds` is the
+    time of the translation, and `search` its settings. `hypotheses` are the translations. By `references_hash` two
+    evaluations are known to have the same references.
 
     >>> from regard.lab import score
     >>> measured = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
