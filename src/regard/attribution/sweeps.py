@@ -277,7 +277,7 @@ class _Runner:
         return sizes[0]
 
     def _outputs(self, numbers: Tensor) -> Any:
-        """The output of the model for the examples of these numbers, which may repeat."""
+        """The output of the model for the examples of these numbers, a vector in which some may repeat."""
         if isinstance(self.inputs, Tensor):
             return self.model(_taken(self.inputs, self.num_examples, numbers))
         try:

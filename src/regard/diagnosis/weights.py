@@ -159,7 +159,8 @@ def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Mea
 def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
     """The numbers of heads to try: heads with at least as many channels as there are keys.
 
-    With fewer channels the equations would not determine the weights. Keys that have heads already are not split.
+    With fewer channels the equations would not determine the weights. Keys (B, G, J, D) that have heads already are not
+    split. `output` is (B, H, I, C).
     """
     if key.shape[1] > 1:
         return [1]
@@ -171,7 +172,10 @@ def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
 
 
 def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """Weights with weights @ value = output for each head, and the head of values of each; None if there are none."""
+    """Weights with weights @ value = output for each head, and the head of values of each; None if there are none.
+
+    `output` is (B, H, I, D) and `value` (B, H, J, D). Rows of NaN have weights of NaN.
+    """
     missing = output.isnan().any(-1, keepdim=True)
     if missing.all() or output.shape[-1] > value.shape[-1]:
         return None

@@ -206,7 +206,7 @@ def weight_table(
 
 
 def _lines(shown: Panels, matrix: Tensor, digits: int) -> list[str]:
-    """The lines of one table. Each column is as wide as its widest entry."""
+    """The lines of one table of a matrix (queries, keys). Each column is as wide as its widest entry."""
     I, J = shown.shape
     corner = "/".join(shown.axes)
     rows = [[corner, *(shown.keys or map(str, range(J)))]]

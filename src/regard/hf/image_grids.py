@@ -91,7 +91,10 @@ def _checked(grid: PatchGrid, name: str, num_keys: int) -> PatchGrid:
 
 
 def _grids_in_text(inputs: ModelInputs, ids: Tensor, given: tuple[int, int] | None) -> list[PatchGrid]:
-    """The grids of the images and videos among the tokens of a text, in the order of the text."""
+    """The grids of the images and videos among the tokens `ids` (n,) of a text, in the order of the text.
+
+    `given` is the (rows, columns) that the user gave for each, or None.
+    """
     grids = []
     for kind in ("image", "video"):
         places = _places(inputs.config, ids, kind)

@@ -265,7 +265,7 @@ def _above(values: Tensor | None, threshold: float) -> tuple[tuple[int, ...], fl
 
 
 def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
-    """Groups of at least two heads that are connected by similarities above the threshold."""
+    """Groups of at least two heads that are connected by similarities (H, H) above the threshold."""
     remaining, groups = set(range(len(similarity))), []
     while remaining:
         group, added = set(), {min(remaining)}  # grows by all heads that are similar to a new one

@@ -187,7 +187,7 @@ class GenerationRecorder(CallObserver):
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None:
         """Begin a record; a generation inside another one only marks the record of the outer one as nested.
 
-        `prompt` are the ids, and `options` the named arguments of the method that decodes.
+        `prompt` are the ids (B, n), and `options` the named arguments of the method that decodes.
         """
         if not self._concerns(model):
             return
@@ -281,9 +281,9 @@ class GenerationRecorder(CallObserver):
 
 
 def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[str, int]) -> GenerationRecord:
-    """The record of a generation that begins: `options` are those of the method that decodes.
+    """The record of a generation that begins with the ids `prompt` (B, n).
 
-    `before` has the number of calls of each module so far.
+    `options` are those of the method that decodes. `before` has the number of calls of each module so far.
 
     In an encoder-decoder `attention_mask` belongs to the encoder. A mask of other sizes than the prompt says nothing
     about its tokens.
@@ -305,7 +305,7 @@ def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[st
 
 
 def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int:
-    """The position of the first token of the prompt: not 0 after embeddings, or if an earlier cache is continued.
+    """The position of the first token of the prompt (B, n): not 0 after embeddings, or if a cache is continued.
 
     A cache is continued with the whole text, or only with its new tokens. Then the mask is longer than the prompt.
     Without a mask transformers notes its length in `_mask_length`.

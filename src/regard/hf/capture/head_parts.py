@@ -215,8 +215,8 @@ def _is_sum(before: Tensor, after: Tensor, own: list[Tensor], others: list[Tenso
 def _final_read(running: _Running, given: Tensor) -> FinalRead:
     """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it.
 
-    `given` is the input of the language-model head. From the last block back, each must hand its sum to the next one,
-    unchanged; the last one to the norm.
+    `given` (B, n, C) is the input of the language-model head. From the last block back, each must hand its sum to the
+    next one, unchanged; the last one to the norm.
     """
     if running.norm is None or given.untyped_storage().data_ptr() != running.norm[2].untyped_storage().data_ptr():
         return FinalRead("the language-model head does not read the result of a norm of the residual stream")
@@ -238,7 +238,8 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
 def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
     """The norm of x with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output y best.
 
-    A norm may subtract the mean, and its gain is its weight, or one more (Gemma). Else the reason why it is neither.
+    Both are (B, n, C). A norm may subtract the mean, and its gain is its weight, or one more (Gemma). Else the reason
+    why it is neither.
     """
     with loaded(module):
         wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)

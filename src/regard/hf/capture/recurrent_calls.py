@@ -343,7 +343,7 @@ class RecurrentCall(KeptCall):
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
-        """The check of the largest difference between the output that the weights give and the actual one.
+        """The check of the largest difference of the output that the weights give and the actual one, (B, H, I, E).
 
         Its tolerance is a share, by dtype (`TOLERANCE`), of the largest actual number. An output that is not finite is
         not checked.

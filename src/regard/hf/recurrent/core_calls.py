@@ -94,7 +94,10 @@ def ssd_scan(given: Given, result: Any) -> CoreCall:
 
 
 def ssd_step(given: Given, result: Tensor) -> CoreCall:
-    """Mamba-2: one token, without an axis of tokens. Parameters are expanded over the channels of a head."""
+    """Mamba-2: one token, without an axis of tokens. Parameters are expanded over the channels of a head.
+
+    `result` (B, H, E) is the output.
+    """
     flat = {**given, "B": given["B"][:, None], "C": given["C"][:, None]}
     kept = _parameters({"A": given["A"][:, 0, 0], "D": _first_channel(given, "D")}, "A", "D")
     bias = _first_channel(given, "dt_bias")
