@@ -237,7 +237,7 @@ class Attention(Mechanism):
         return [piece for piece in slots if piece is not None]
 
     def check(self, sizes: Sizes, positions: Positions, key_dim: int) -> None:
-        """Refuse sizes that do not fit one of the pieces."""
+        """Refuse sizes that do not fit one of the pieces. `key_dim` is the width of the keys."""
         self.family.check_pieces(self)
         self.score.check(sizes, key_dim)
         self.normalizer.check(sizes)

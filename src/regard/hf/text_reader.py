@@ -262,7 +262,10 @@ class TextReader:
         return len(self.tokenizer(text, verbose=False)["input_ids"])
 
     def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
-        """The model's inputs for a text; a text that is empty or too long is refused."""
+        """The model's inputs for the first `length` tokens of a text (None: all).
+
+        A text that is empty, or too long for the model without a `length`, is refused.
+        """
         if not text.strip():
             raise RegardError("TextReader: the text is empty. Give at least one word.")
         self.check_length(length)

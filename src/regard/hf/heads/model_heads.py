@@ -176,7 +176,10 @@ class HeadHints:
             refuse_input(self.caller, name, module, self.output, "computes queries, keys or values, as its name says")
 
     def check_num_heads(self, name: str, own: int | None, size: int) -> None:
-        """Refuse a number of heads that is not that of a module, or does not divide the inputs of its projection."""
+        """Refuse a number of heads that is not that of a module, or does not divide the inputs of its projection.
+
+        `own` is the number that the module has, if it has one, and `size` the width of these inputs.
+        """
         if self.num_heads is None:
             return
         call = f"{self.caller}(num_heads={self.num_heads})"

@@ -111,7 +111,10 @@ def copying_scores(model: nn.Module, circuit: str = "OV", *, fold_norms: bool = 
 
 
 def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadMatrices:
-    """The matrices of the heads of one layer; those that query heads share are repeated. None: no norm to fold."""
+    """The matrices of the heads of one layer; those that query heads share are repeated.
+
+    `number` is that of the layer, and `name` the path of its module. Without a `norm` none is folded into the matrices.
+    """
     projections = _projections(name, heads)
     sides = {}
     for side in ("query", "key", "value"):

@@ -314,7 +314,7 @@ class ImpossibleSize(RegardError):
 
 
 def _wrong_size(size: int | None, count: int, message: str) -> RegardError:
-    """The error of sentencepiece about a size, with a rule and a remedy."""
+    """The error of sentencepiece about a size, with a rule and a remedy. `count` is the number of sentences."""
     if largest := re.search(r"value <= (\d+)", message):
         return ImpossibleSize(
             f"SentencePiece.train: a vocabulary of {size} is more than {count} sentences allow; the largest possible "

@@ -42,7 +42,7 @@ class AttentionShares:
 
 
 def attention_shares(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> AttentionShares:
-    """The weight shares of the last cross-attention, under teacher forcing with the references."""
+    """The weight shares of the last cross-attention, under teacher forcing with the references, `batch` at a time."""
     check_alignable(system.model, "output")
     if not pairs:
         raise RegardError("attention_shares: there are no sentence pairs. Give at least one.")
