@@ -258,6 +258,19 @@ def test_functions_of_numpy_are_judged(function, mistakes):
     assert finding_of(report, "gradient").verdict == "unknown"
 
 
+def test_what_numpy_returns_may_be_a_reversed_view():
+    """Its strides are negative, which no tensor has."""
+
+    def from_the_last_token_on(q, k, v):
+        scores = q[..., ::-1, :] @ np.swapaxes(k[..., ::-1, :], -1, -2) / np.sqrt(q.shape[-1])
+        weights = numpy_softmax(scores)[..., ::-1]
+        return (weights @ v)[..., ::-1, :], weights[..., ::-1, :]
+
+    report = rg.check(from_the_last_token_on)
+    assert report.mistakes == () and "multi_head" in (report.mechanism, *report.equal), str(report)
+    assert finding_of(report, "weights").verdict == "right"
+
+
 def test_a_function_of_tensors_that_leaves_torch_has_no_gradient():
     """It runs with tensors only, and fails if they require a gradient."""
 

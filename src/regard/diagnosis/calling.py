@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.base.errors import RegardError
+from regard.base.shapes import tensor_of_array
 from regard.diagnosis.failures import FailedCall, ProgramEnded, is_not_written, listed
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
@@ -339,7 +340,7 @@ def tensors_of(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, np.ndarray):
-        return [torch.from_numpy(result)]
+        return [tensor_of_array(result)]
     if isinstance(result, tuple | list):
         return [x for item in result for x in tensors_of(item)]
     if isinstance(result, Mapping):

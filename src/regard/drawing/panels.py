@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
+from regard.base.shapes import tensor_of_array
 from regard.maps import AttentionMap
 from regard.maps.indices import indices
 from regard.masks import Mask
@@ -94,7 +95,7 @@ def as_weights(operation: str, weights: Any) -> Tensor:
     if isinstance(weights, Mask):
         raise RegardError(f"{operation}: a mask becomes a tensor by mask.dense(length), such as {weights!r}.dense(6).")
     try:
-        tensor = weights if isinstance(weights, Tensor) else torch.as_tensor(np.asarray(weights))
+        tensor = weights if isinstance(weights, Tensor) else tensor_of_array(np.asarray(weights))
     except (TypeError, ValueError, RuntimeError):
         raise RegardError(
             f"{operation}: expected an AttentionMap or an array of weights, got {type(weights).__name__}. {remedy}"
