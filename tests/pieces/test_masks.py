@@ -194,6 +194,7 @@ EXACT = {
     "strides": (rg.masks.neighborhood((6,), 3, stride=3), 6, 6, ["111000"] * 3 + ["000111"] * 3),
     "tiles": (rg.masks.sliding_tiles((2, 4), (2, 2), (1, 1)), 8, 8, ["11110000"] * 4 + ["00001111"] * 4),
     "padding": (rg.padding([2]), 1, 4, ["1100"]),
+    "padding by a reversed array": (rg.padding(np.array([9, 2])[:0:-1]), 1, 4, ["1100"]),
     "padding on the left": (rg.padding(torch.tensor([[False, True, True]])), 1, 3, ["011"]),
     "not": (~rg.causal(), 3, 3, ["011", "001", "000"]),
     "predicate": (rg.mask_mod(lambda b, h, i, j: i == j), 2, 2, ["10", "01"]),

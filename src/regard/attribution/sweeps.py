@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.base.checks import Count, HoldsMaps, Size, checked
 from regard.base.errors import RegardError, first_few, first_line, nearest
 from regard.base.html_table import html_table
-from regard.base.shapes import unusual_kind
+from regard.base.shapes import as_tensor, unusual_kind
 from regard.base.whole_files import write_whole
 from regard.drawing.cell_colors import CellColors
 from regard.drawing.panels import Panels
@@ -304,7 +304,7 @@ class _Runner:
         numbers = torch.arange(chunk.start, chunk.stop).repeat(copies)
         measured = self.measure(self._outputs(numbers), numbers)
         try:
-            result = torch.as_tensor(measured)
+            result = as_tensor(measured)
         except (TypeError, ValueError, RuntimeError):
             raise RegardError(
                 f"sweep: measure(output, examples) returns a tensor of numbers, got {type(measured).__name__}."

@@ -234,6 +234,11 @@ def tensor_of_array(array: np.ndarray[Any, Any]) -> Tensor:
     return torch.from_numpy(array if fits else array.astype(array.dtype.newbyteorder("="), order="C"))
 
 
+def as_tensor(value: Any, **options: Any) -> Tensor:
+    """`torch.as_tensor(value, **options)`, also of an array of NumPy whose memory no tensor can have."""
+    return torch.as_tensor(tensor_of_array(value) if isinstance(value, np.ndarray) else value, **options)
+
+
 @contextmanager
 def without_transforms() -> Iterator[None]:
     """Create tensors that outlive the call: torch.func and torch.export would wrap a tensor created inside them."""
