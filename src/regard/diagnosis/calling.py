@@ -474,8 +474,8 @@ def _attempts(
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
 
-    `widths` are pairs of the widths of queries and keys; other arguments are as in `callers_of`. Errors of calls with
-    tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
+    `widths` has the widths of query, key and value to try, one tuple for each try. `tried` receives the errors of calls
+    with tensors; other arguments are as in `callers_of`. Many functions of NumPy take tensors too, as long as these
     require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
     function, roles = subject.function, subject.roles
