@@ -586,7 +586,10 @@ class _Editor(CallObserver):
         return with_patches(output.transpose(1, 2), patches).transpose(1, 2).contiguous() if patches else output
 
     def _check_number(self, number: int, part: Any, name: str) -> None:
-        """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder."""
+        """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder.
+
+        `part` is one of the edits and `number` its place among them; `name` is the path of the module that runs.
+        """
         layer = layer_number(name)
         if layer not in part.where.names_layers:
             return
