@@ -521,8 +521,8 @@ class _Editor(CallObserver):
     ) -> AttentionCall:
         """The call with patched queries, keys or values; a patch of the output is kept for `patched`.
 
-        `place` has the numbers of the first query and key in the whole sequence. A patched call has no log-sum-exp: the
-        kernel returns that of the patched tensors.
+        `number` is the place of the edit among all, and `place` has the numbers of the first query and key in the whole
+        sequence. A patched call has no log-sum-exp: the kernel returns that of the patched tensors.
         """
         start = place[edit.part in OF_KEYS]
         of_tokens = call.key if edit.part in OF_KEYS else call.query
