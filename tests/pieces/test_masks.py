@@ -576,3 +576,12 @@ def test_a_composition_has_the_tensors_of_its_predicates():
     for mask in (predicate, ~predicate, predicate & CAUSAL, PADDED | predicate, ~(CAUSAL & ~predicate)):
         (tensor,), _ = split_tensors(mask)
         assert tensor is allowed
+
+
+def test_groups_of_another_batch_are_refused_also_for_a_call_without_tokens():
+    x, groups = torch.zeros(2, 1, 0, 4), torch.zeros(3, 4, dtype=torch.long)
+    with pytest.raises(rg.RegardError, match="made for a batch of 3 and 4 positions, used with a batch of 2 and no"):
+        rg.attend(x, x, x, mask=SameGroup(groups))
+    x = torch.zeros(2, 1, 5, 4)
+    with pytest.raises(rg.RegardError, match="used with a batch of 2 and positions up to 4"):
+        rg.attend(x, x, x, mask=SameGroup(groups))
