@@ -237,7 +237,7 @@ class Attention(Mechanism):
         return [piece for piece in slots if piece is not None]
 
     def check(self, sizes: Sizes, positions: Positions, key_dim: int) -> None:
-        """Refuse sizes that do not fit one of the pieces."""
+        """Refuse sizes that do not fit one of the pieces. `key_dim` is the width of the keys."""
         self.family.check_pieces(self)
         self.score.check(sizes, key_dim)
         self.normalizer.check(sizes)
@@ -504,6 +504,7 @@ def choose_keys(
 ) -> Attention:
     """The attention with the keys that its selection chooses as a part of its mask, in place of the selection.
 
+    Each call does this once, when its `Problem` is made, so engines and maps see a mask and no selection.
     `query` and `key` are those of the call: the encoding is applied here, because a selection compares encoded ones.
     """
     selection, mask = attention.selection, attention.mask

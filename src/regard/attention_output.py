@@ -250,7 +250,10 @@ def _request(
     engine: str | Ring,
     tensors: CallTensors,
 ) -> tuple[Request, Order]:
-    """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`."""
+    """The `Request` of a call: heads first, and the options of the call applied to the attention. And its `Order`.
+
+    `inputs` are query, key and value, `tensors` those that pieces need, by name; all are as the user gave them.
+    """
     (query, key, value), order = inputs, PLAIN_ORDER
     is_plain = _has_four_axes(query) and _has_four_axes(key) and _has_four_axes(value)
     if not (is_plain and isinstance(layout, str) and layout == "bhld"):  # a decoding step must not wait for this
@@ -327,7 +330,10 @@ def plan(
 
 
 def attend_pieces(request: Request, cache: Cache | None, check: bool) -> AttentionOutput:
-    """`attend` with one `Attention`: as an earlier call or a decoding step without a plan, else by a plan."""
+    """`attend` with one `Attention`: as an earlier call or a decoding step without a plan, else by a plan.
+
+    With `check` inputs that are not finite are an error.
+    """
     attention: Attention = request.attention
     if (ring := Ring.of(request.engine)) is not None:
         return _attend_ring(ring, request, cache, check)

@@ -6,6 +6,7 @@ import copy
 import pickle
 import sys
 
+import numpy as np
 import pytest
 import tokenizers
 import torch
@@ -305,6 +306,13 @@ def test_a_class_is_found_by_its_name_with_and_without_a_tokenizer():
     model.config.label2id = {}  # the classes have no names
     with pytest.raises(rg.RegardError, match="none of the 3 tokens or classes"):
         rg.attribute(model, inputs, "w9", test=False, tokenizer=tokenizer)
+
+
+def test_relevance_may_be_a_reversed_array():
+    """No tensor has its strides."""
+    model, ids = built("GPT2LMHeadModel"), text("GPT2LMHeadModel")["input_ids"]
+    found, same = (rg.faithfulness(model, ids, x, 9) for x in (np.arange(7.0)[::-1], torch.arange(7.0).flip(0)))
+    assert torch.equal(found.deletion, same.deletion)
 
 
 def test_a_figure_without_matplotlib_names_the_class_of_the_curves(monkeypatch):

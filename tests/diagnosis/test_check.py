@@ -12,7 +12,7 @@ from torch import nn
 
 import regard as rg
 from attentions import RIGHT, MultiHead, by_einsum, by_loops, by_matmul, in_numpy, with_a_regard_mask
-from regard.diagnosis.calling import LAYOUTS, Subject, argument_tensor, callers_of, canonical_tensor
+from regard.diagnosis.calling import LAYOUTS, Subject, WithoutDropout, argument_tensor, callers_of, canonical_tensor
 from regard.diagnosis.masks import causal_pattern
 from regard.diagnosis.numerics import speed_finding
 from regard.diagnosis.weights import measure, measured
@@ -56,6 +56,27 @@ def test_a_planted_mistake_is_found_by_its_name_and_no_other(name):
     assert report.mistakes == (mistake,), str(report)
     (finding,) = [finding for finding in report.findings if finding.verdict == "wrong"]
     assert finding.evidence and finding.remedy
+
+
+@pytest.mark.parametrize(
+    "kind", [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]
+)
+def test_checks_switch_dropout_off(kind):
+    module, x = kind(0.9), torch.ones(2, 3, 4, 5, 6)[(0,) * {nn.Dropout1d: 2, nn.Dropout2d: 1}.get(kind, 0)]
+    with WithoutDropout():
+        assert torch.equal(module(x), x)
+
+
+def test_dropout_of_torchs_attention_is_the_only_mistake_of_a_function_that_calls_it_in_training():
+    """What the rest of the check measures is that of the module in evaluation."""
+    module = nn.MultiheadAttention(16, 2, dropout=0.5, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    with WithoutDropout():
+        output, weights = module(x, x, x)
+    expected = module.eval()(x, x, x)
+    torch.testing.assert_close((output, weights), expected)
+    module.train()
+    assert rg.check(lambda q, k, v: module(q, k, v)[0]).mistakes == ("dropout is on in evaluation",)
 
 
 @pytest.mark.parametrize("name", ["matmul", "einsum, drop mask", "loops", "length first", "alibi"])
@@ -235,6 +256,19 @@ def test_functions_of_numpy_are_judged(function, mistakes):
     report = rg.check(function)
     assert set(report.mistakes) == set(mistakes) and "NumPy arrays" in report.call, str(report)
     assert finding_of(report, "gradient").verdict == "unknown"
+
+
+def test_what_numpy_returns_may_be_a_reversed_view():
+    """Its strides are negative, which no tensor has."""
+
+    def from_the_last_token_on(q, k, v):
+        scores = q[..., ::-1, :] @ np.swapaxes(k[..., ::-1, :], -1, -2) / np.sqrt(q.shape[-1])
+        weights = numpy_softmax(scores)[..., ::-1]
+        return (weights @ v)[..., ::-1, :], weights[..., ::-1, :]
+
+    report = rg.check(from_the_last_token_on)
+    assert report.mistakes == () and "multi_head" in (report.mechanism, *report.equal), str(report)
+    assert finding_of(report, "weights").verdict == "right"
 
 
 def test_a_function_of_tensors_that_leaves_torch_has_no_gradient():

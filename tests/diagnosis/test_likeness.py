@@ -82,6 +82,10 @@ def test_every_head_of_a_mask_counts():
     assert rg.check(with_second_head(1), like="causal_mask").ok is False
 
 
+def test_a_mask_of_numpy_may_be_a_reversed_view():
+    assert rg.check(lambda n: np.triu(np.ones((n, n)))[::-1, ::-1], like="causal_mask").ok
+
+
 def test_the_sense_of_a_mask_can_be_meant():
     def hidden(n):
         return torch.ones(n, n).triu(1).bool()

@@ -87,6 +87,22 @@ def test_the_image_holds_the_weights_and_the_labels_the_tokens(data, H, I, J):
         assert [axes.get_title() for axes in shown] == [f"head {n % H}" for n in numbers]
 
 
+#: Arrays with the same numbers, in memory that a tensor cannot share.
+LAYOUTS_OF_NUMPY = {
+    "reversed": lambda array: np.ascontiguousarray(array[::-1, ::-1])[::-1, ::-1],
+    "read-only": lambda array: np.broadcast_to(array, (2, *array.shape))[1],
+    "foreign bytes": lambda array: array.astype(array.dtype.newbyteorder("S")),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS_OF_NUMPY)
+def test_arrays_of_any_layout_are_drawn(layout):
+    weights = attention_map(H=1).dense()[0, 0]
+    with warnings.catch_warnings(action="error"):
+        figure = rg.heatmap(LAYOUTS_OF_NUMPY[layout](weights.numpy()))
+    torch.testing.assert_close(cells(panels(figure)[0]).float(), weights)
+
+
 @settings(deadline=None, max_examples=12)
 @given(data=st.data(), H=st.integers(1, 3), I=st.integers(1, 6), J=st.integers(1, 6), digits=st.integers(0, 9))
 def test_the_numbers_of_a_table_are_the_weights(data, H, I, J, digits):

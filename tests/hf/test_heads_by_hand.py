@@ -101,6 +101,9 @@ def test_gates_of_a_head_are_a_mask_of_its_weights():
     model, x = Model(output="W_last"), torch.randn(2, T, C)
     with torch.no_grad(), rg.hf.gated(model, {"layers.1": [1.0, 0.0, 0.5]}, output="W_last"):
         found = model(x)
+    reversed_array = numpy.array([0.5, 0.0, 1.0])[::-1]  # no tensor has its strides
+    with torch.no_grad(), rg.hf.gated(model, {"layers.1": reversed_array}, output="W_last"):
+        assert torch.equal(model(x), found)
     model.layers[1].mask = torch.tensor([1.0, 0.0, 0.5])
     torch.testing.assert_close(found, model(x), atol=1e-6, rtol=1e-5)
 

@@ -561,6 +561,20 @@ def call(**options):
     return transformers.AttentionInterface()["regard"](module, **given)
 
 
+@pytest.mark.parametrize("learned", [False, True])
+def test_a_scale_of_each_head_in_float32_scales_half_precision(learned):
+    """Such a scale may be kept in float32 when a model runs in half precision; eager attention takes it."""
+    x, scale = torch.randn(1, 2, 3, 4).bfloat16(), torch.tensor([0.5, 2.0], requires_grad=learned)
+    output, _ = call(query=x, key=x, value=x, scaling=scale.view(1, 2, 1, 1), is_causal=False)
+    exact = x.float()
+    expected = (exact @ exact.mT * scale.detach().view(1, 2, 1, 1)).softmax(-1) @ exact
+    assert output.dtype == torch.bfloat16
+    torch.testing.assert_close(output.detach().float(), expected.transpose(1, 2), atol=0.02, rtol=0.02)
+    if learned:
+        output.float().sum().backward()
+        assert scale.grad is not None and scale.grad.abs().min() > 0
+
+
 REFUSED = {
     "an option nobody knows": (
         {"indices": torch.zeros(1)},

@@ -101,6 +101,27 @@ def test_pairs_are_read_without_the_rectangle_around_them(monkeypatch):
         torch.testing.assert_close(found[place], weights[0, 0, place, place])
 
 
+@pytest.mark.parametrize("kind", ["reversed", "read-only", "of another byte order"])
+def test_an_array_of_numpy_may_be_one_whose_memory_no_tensor_can_have(kind):
+    """For example `np.argsort(x)[::-1]`, whose strides are negative."""
+
+    def as_kind(numbers):
+        array = np.asarray(numbers)
+        if kind == "reversed":
+            return np.flip(np.flip(array).copy())
+        if kind == "of another byte order":
+            return array.astype(array.dtype.newbyteorder())
+        array.flags.writeable = False
+        return array
+
+    weights, backward = plain(), [3, 2, 1, 0]
+    dense, keys = weights.dense(), [n % 5 for n in range(weights.shape[2])]
+    assert torch.equal(weights[:, 0, as_kind(backward)], dense[:, 0, backward])
+    assert torch.equal(weights.tile(rows=as_kind(backward)), dense[:, :, backward])
+    assert torch.equal(weights.at_keys(as_kind(keys)), weights.at_keys(keys))
+    assert (weights == as_kind(dense.numpy().copy())).all()
+
+
 @pytest.mark.parametrize(
     ("index", "message"),
     [

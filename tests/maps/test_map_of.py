@@ -72,6 +72,19 @@ def test_families_and_empty_rows():
     assert not weights[0, :, :2].any()
 
 
+@pytest.mark.parametrize("sink", [None, 0.5])
+def test_a_statistic_of_a_text_of_padding_alone(sink):
+    """No compared row has a key; its log-sum-exp is that of the sink alone."""
+    q, attention = (
+        torch.randn(1, 2, 5, 4),
+        rg.Attention(mask=rg.padding([0]), normalizer=rg.normalizers.Softmax(sink=sink)),
+    )
+    statistic = torch.full((1, 2, 5), -torch.inf if sink is None else sink)
+    assert not rg.AttentionMap.of(attention, q, q, statistic).dense().any()
+    with pytest.raises(rg.RegardError, match="query 0 is 1, but"):
+        rg.AttentionMap.of(attention, q, q, torch.ones(1, 2, 5))
+
+
 def test_a_map_is_a_snapshot_of_pages_that_are_used_again():
     query, paged, _ = drawn()
     weights = rg.AttentionMap.of(rg.Attention(), query, paged)

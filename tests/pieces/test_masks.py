@@ -194,6 +194,7 @@ EXACT = {
     "strides": (rg.masks.neighborhood((6,), 3, stride=3), 6, 6, ["111000"] * 3 + ["000111"] * 3),
     "tiles": (rg.masks.sliding_tiles((2, 4), (2, 2), (1, 1)), 8, 8, ["11110000"] * 4 + ["00001111"] * 4),
     "padding": (rg.padding([2]), 1, 4, ["1100"]),
+    "padding by a reversed array": (rg.padding(np.array([9, 2])[:0:-1]), 1, 4, ["1100"]),
     "padding on the left": (rg.padding(torch.tensor([[False, True, True]])), 1, 3, ["011"]),
     "not": (~rg.causal(), 3, 3, ["011", "001", "000"]),
     "predicate": (rg.mask_mod(lambda b, h, i, j: i == j), 2, 2, ["10", "01"]),
@@ -575,3 +576,12 @@ def test_a_composition_has_the_tensors_of_its_predicates():
     for mask in (predicate, ~predicate, predicate & CAUSAL, PADDED | predicate, ~(CAUSAL & ~predicate)):
         (tensor,), _ = split_tensors(mask)
         assert tensor is allowed
+
+
+def test_groups_of_another_batch_are_refused_also_for_a_call_without_tokens():
+    x, groups = torch.zeros(2, 1, 0, 4), torch.zeros(3, 4, dtype=torch.long)
+    with pytest.raises(rg.RegardError, match="made for a batch of 3 and 4 positions, used with a batch of 2 and no"):
+        rg.attend(x, x, x, mask=SameGroup(groups))
+    x = torch.zeros(2, 1, 5, 4)
+    with pytest.raises(rg.RegardError, match="used with a batch of 2 and positions up to 4"):
+        rg.attend(x, x, x, mask=SameGroup(groups))

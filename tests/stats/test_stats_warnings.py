@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,8 @@ def kinds(found):
 def test_a_whole_model_gives_no_warning(small_blocks):
     assert mask_findings(maps(rg.causal() & rg.padding(LENGTHS)), causal=True, real=LENGTHS) == []
     assert mask_findings(maps(rg.padding(LENGTHS)), real=torch.arange(N) < torch.tensor(LENGTHS)[:, None]) == []
+    reversed_array = np.array(LENGTHS[::-1])[::-1]  # no tensor has its strides
+    assert mask_findings(maps(rg.padding(LENGTHS)), real=reversed_array) == []
     assert findings(profile(maps(), list("abcdefghi"))) == []
 
 

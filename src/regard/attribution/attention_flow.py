@@ -152,7 +152,11 @@ def _next_step(
 
 
 def _send(down: list[np.ndarray], up: list[np.ndarray], left: np.ndarray, path: list[Step]) -> float:
-    """Send as much as the path allows, and return the amount. Flow up a step takes back flow that was sent down."""
+    """Send as much as the path allows, and return the amount, a sum of weights.
+
+    Flow up a step takes back flow that was sent down. `down` and `up` are what each layer can still carry, and `left`
+    what each start of a path still has to send.
+    """
     first = path[0][2]
     amount = min(left[first], *(down[at][i, j] if is_down else up[at][i, j] for is_down, at, i, j in path))
     left[first] -= amount

@@ -14,6 +14,7 @@ from regard.attribution.target import Explained, explained, predicts_next
 from regard.attribution.traced_run import check_model
 from regard.base.checks import Size, checked
 from regard.base.errors import MissingPackage, RegardError
+from regard.base.shapes import as_tensor
 
 #: Tokens removed in the sentence, at most.
 NAMED = 5
@@ -206,7 +207,7 @@ def curves(
 
 def _checked_scores(relevance: Any, n: int) -> Tensor:
     """The relevance as (n,) in float64 on the CPU; also from (1, n)."""
-    scores = torch.as_tensor(relevance).detach().cpu().double()
+    scores = as_tensor(relevance).detach().cpu().double()
     scores = scores[0] if scores.ndim == 2 and len(scores) == 1 else scores
     if scores.shape != (n,):
         raise RegardError(

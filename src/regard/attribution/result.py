@@ -37,7 +37,9 @@ class Attribution(Mapping[str, AttentionMap]):
     `attribution[3]` is the map of the fourth attention, `attribution[name]` that of a module path; they have the tiles,
     rows and reductions of every `AttentionMap`. `tokens()` is the relevance of each input token (B, n), and
     `tokens("decoder")` of each token that the decoder of an encoder-decoder has read. `value` is the number that is
-    explained, (B,). `test` is the test of faithfulness (`rg.faithfulness`), `missing` says which layers have no map.
+    explained, (B,). `method` is its name, and `formula` says what it computes. `labels` are the tokens of the input as
+    text, if they are known, and `parts` has the part of the model that each map belongs to. `notes` say what to know
+    of the numbers. `test` is the test of faithfulness (`rg.faithfulness`), `missing` says which layers have no map.
     `edges` are the connections between heads of "edge-patching".
 
     >>> import torch, transformers, regard as rg

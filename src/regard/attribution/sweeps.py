@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from regard.base.checks import Count, HoldsMaps, Size, checked
 from regard.base.errors import RegardError, first_few, first_line, nearest
 from regard.base.html_table import html_table
-from regard.base.shapes import unusual_kind
+from regard.base.shapes import as_tensor, unusual_kind
 from regard.base.whole_files import write_whole
 from regard.drawing.cell_colors import CellColors
 from regard.drawing.panels import Panels
@@ -79,7 +79,9 @@ class SweepTable:
         return (self.values - self.baseline).mean(-1)
 
     def top(self, count: Count = 10) -> list[tuple[dict[str, str], float]]:
-        """The edits with the largest |effect|: their labels and the effect."""
+        """The edits with the largest |effect|: the label of each by axis, and the effect. Those without one, NaN, are
+        left out.
+        """
         effects = self.effects.flatten()
         order = effects.nan_to_num(0.0).abs().argsort(descending=True, stable=True)[:count]
         labels = [dict(zip(self.axes, names, strict=True)) for names in itertools.product(*self.axes.values())]
@@ -249,8 +251,10 @@ class _Plain:
 class _Runner:
     """Runs a model with some edits of some examples.
 
-    In a run the batch holds one copy of the examples for each edit, one after the other. In the methods, `chunk` is the
-    range of examples of a run, `copies` the number of its edits, and `plain` the run of these examples without an edit.
+    `inputs` are those of all examples, `measure` is the number that is compared, and `into` has the receivers of path
+    patching: heads, by what of them is patched. In a run the batch holds one copy of the examples for each edit, one
+    after the other. In the methods, `chunk` is the range of examples of a run, `copies` the number of its edits, and
+    `plain` the run of these examples without an edit.
     """
 
     model: nn.Module
@@ -273,7 +277,7 @@ class _Runner:
         return sizes[0]
 
     def _outputs(self, numbers: Tensor) -> Any:
-        """The output of the model for the examples of these numbers, which may repeat."""
+        """The output of the model for the examples of these numbers, a vector in which some may repeat."""
         if isinstance(self.inputs, Tensor):
             return self.model(_taken(self.inputs, self.num_examples, numbers))
         try:
@@ -300,7 +304,7 @@ class _Runner:
         numbers = torch.arange(chunk.start, chunk.stop).repeat(copies)
         measured = self.measure(self._outputs(numbers), numbers)
         try:
-            result = torch.as_tensor(measured)
+            result = as_tensor(measured)
         except (TypeError, ValueError, RuntimeError):
             raise RegardError(
                 f"sweep: measure(output, examples) returns a tensor of numbers, got {type(measured).__name__}."
@@ -380,6 +384,7 @@ class _Runner:
     def _of_layer(self, given: Any, name: Any, plain: _Plain, part: str) -> Any:
         """What an edit takes from one layer of another run, cut to the examples of this run.
 
+        `name` is the layer in `given`, and `part` that of an `ActivationPatch`, such as "key", or "" for weights.
         `plain.seen` is a run of these examples, so it needs no cut. The result is kept in `plain.sources`: a watched
         run computes it anew each time.
         """

@@ -206,8 +206,9 @@ def traced_run(
 class _Part:
     """One call of a module, with its output (B, I, H, E) or (B, I, H E) in the graph, and its values (B, G, J, E).
 
-    `steps` holds the output as one tensor. A decoder that calls its attention once for each query has one for each of
-    them.
+    `name` is the path of the module, and `index` the place of the call among its calls. `steps` holds the output as one
+    tensor. A decoder that calls its attention once for each query has one for each of them. `is_backend`: the call went
+    through transformers' attention interface.
     """
 
     seen: WatchedAttention
@@ -308,7 +309,8 @@ def gradients_on() -> Iterator[None]:
 def _gradients(value: Tensor, outputs: list[Tensor], keeps_graph: bool = False) -> list[Tensor]:
     """dL/do of each output, in order; zeros where L does not depend on it.
 
-    `value` is L of each sequence, (B,). Its sum is derived: sequences do not depend on each other.
+    `value` is L of each sequence, (B,). Its sum is derived: sequences do not depend on each other. With `keeps_graph`
+    the graph can be derived again.
     """
     if not outputs:
         return []

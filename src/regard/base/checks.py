@@ -180,7 +180,11 @@ def _mistake(name: str, parameter: str, value: object, expected: Any, signature:
 
 
 def _first_misfit(value: Any, expected: Any, place: str) -> tuple[str, Any, Any] | None:
-    """The first wrong item of a dict or a list that is itself of the expected kind: its place, value and type."""
+    """The first wrong item of a dict or a list that is itself of the expected kind: its place, value and type.
+
+    The type is the expected one. `place` is the path to `value` in the argument, for example "heads[0]". None if no
+    item is wrong.
+    """
     origin, arguments = typing.get_origin(expected), typing.get_args(expected)
     if origin in (typing.Union, types.UnionType):  # if the value could be meant as several types, no item is named
         inner = [found for option in arguments if (found := _first_misfit(value, option, place)) is not None]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch._C._functorch import get_unwrapped, is_batchedtensor, is_functorch_wrapped_tensor
@@ -150,7 +151,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def to_host(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Copy tensors of one device to the host, in one transfer.
+    """Copy tensors of one device to the host, in one transfer, so that the host waits for the device once.
 
     Tensors of wider dtypes must come first: each is read from the joined bytes at a multiple of its item size.
     """
@@ -222,6 +223,20 @@ def _is_mapped(tensor: Tensor) -> bool:
     while is_functorch_wrapped_tensor(tensor) and not is_batchedtensor(tensor):
         tensor = get_unwrapped(tensor)
     return is_batchedtensor(tensor)
+
+
+def tensor_of_array(array: np.ndarray[Any, Any]) -> Tensor:
+    """An array of NumPy as a tensor on the host: the same memory, or a copy if no tensor can have it.
+
+    Such an array is read-only, or has negative strides, or numbers in the byte order of another machine.
+    """
+    fits = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
+    return torch.from_numpy(array if fits else array.astype(array.dtype.newbyteorder("="), order="C"))
+
+
+def as_tensor(value: Any, **options: Any) -> Tensor:
+    """`torch.as_tensor(value, **options)`, also of an array of NumPy whose memory no tensor can have."""
+    return torch.as_tensor(tensor_of_array(value) if isinstance(value, np.ndarray) else value, **options)
 
 
 @contextmanager

@@ -180,7 +180,8 @@ def save_page(
 ) -> None:
     """Write the page and the maps of --save, if it is given, and print where they are.
 
-    `sheets_of` makes the sheets; it is called only then, because their statistics take time.
+    `sheets_of` makes the sheets; it is called only then, because their statistics take time. `errors` is the console of
+    messages. With `lines`, here and below, each step is a line where there is no terminal (`shown_steps`).
     """
     if options.save is None:
         return

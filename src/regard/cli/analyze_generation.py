@@ -70,7 +70,7 @@ def _check(options: AnalyzeOptions) -> None:
 
 
 def print_generation(console: Console, result: GenerationResult, table: bool) -> None:
-    """Print prompt and output, where the layers read, and the strongest links."""
+    """Print prompt and output, where the layers read, and the strongest links; with `table` a line for each layer."""
     arrow = "" if result.cross is None else " → "
     console.print(Text.assemble(result.prompt, arrow, (result.output.rstrip(), "bold")))
     count = f"{result.prompt_length} tokens of prompt, {result.num_generated} generated. "

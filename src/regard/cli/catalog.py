@@ -184,7 +184,11 @@ def print_plan(
     ranks: int | None = None,
     layout: str = "contiguous",
 ) -> None:
-    """Print the plan of the mechanism `name` for `length` queries and keys; with `ranks`, of training over ranks."""
+    """Print the plan of the mechanism `name` for `length` queries and keys; with `ranks`, of training over ranks.
+
+    Without `heads` and `key_heads` their numbers are those of the catalog. `head_dim` is the width of a head, `dtype` a
+    name such as "float32", and `settings` are arguments of the mechanism, "key=value". `layout` is that of the ranks.
+    """
     entry = mechanism(name)
     if dtype not in DTYPES:
         raise RegardError(f"plan: there is no dtype {dtype!r}. {nearest(dtype, DTYPES)}")
@@ -222,7 +226,10 @@ def _check_memory(length: int, bytes_per_token: int, ranks: int | None) -> None:
 def build(
     entry: CatalogEntry, length: int, heads: int, key_heads: int, head_dim: int, settings: Sequence[str] = ()
 ) -> Mechanism:
-    """Build the mechanism at a size. Sizes are filled in; `settings` are "key=value"."""
+    """Build the mechanism at a size. Its arguments of sizes are filled in; `settings` are further ones, "key=value".
+
+    `length` is the number of queries and of keys, and `head_dim` the width of a head.
+    """
     sizes = {
         **dict.fromkeys(FROM_HEADS, heads),
         **dict.fromkeys(FROM_KEY_HEADS, key_heads),

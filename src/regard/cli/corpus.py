@@ -125,7 +125,10 @@ def _save_page(
 
 
 def _print(console: Console, profile: CorpusProfile, table: HeadTable, every_head: bool) -> None:
-    """Print the counts of documents, those that could not be read, and a table of statistics."""
+    """Print the counts of documents, those that could not be read, and a table of statistics.
+
+    The table has every head with `every_head`, else the heads with the highest values.
+    """
     counts = f"{table.documents} documents in one profile; {profile.cut} truncated, {profile.empty} empty, "
     console.print(Text(counts + f"{len(profile.broken)} could not be read."))
     for number, reason in profile.broken:

@@ -134,7 +134,7 @@ class TrainOptions:
 
     @property
     def config(self) -> Path | None:
-        """The configuration file among the arguments, which may have any order."""
+        """The configuration file among the arguments, in any order; None if all are overrides (key=value)."""
         files = [argument for argument in self.arguments if "=" not in argument]
         if len(files) > 1:
             raise RegardError(f"train: {' and '.join(files)} cannot both be the configuration. Give one file.")

@@ -155,7 +155,10 @@ def _top(reading: TextReading, query: int, place: int) -> list[tuple[int, float]
 
 
 def print_roles(console: Console, roles: RoleTable | None, where: str = "this text") -> None:
-    """Print each head's role, with its score on this text and on shuffled text, one line per kind."""
+    """Print each head's role, with its score on this text and on shuffled text, one line per kind.
+
+    `where` says which text this is.
+    """
     if roles is None:
         console.print(Text(TOO_SHORT))
         return
@@ -406,8 +409,8 @@ NUM_NAMED = 3
 def with_importance(reader: TextReader, text: str, result: TextResult, length: int | None = None) -> TextResult:
     """The result with the importance of every head, and the loss against the share of heads removed.
 
-    The loss is that of predicting each next token of this text. Importance is |d loss / d gate| (Michel et al. 2019,
-    arXiv:1905.10650).
+    The loss is that of predicting each next token of this text, of at most `length` tokens (None: all). Importance is
+    |d loss / d gate| (Michel et al. 2019, arXiv:1905.10650).
     """
     loss = reader.next_token_loss(text, length)
     importances = importance(reader.model, lambda model, _: loss(model), [text])

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.base.errors import RegardError
+from regard.base.shapes import tensor_of_array
 from regard.diagnosis.failures import FailedCall, ProgramEnded, is_not_written, listed
 from regard.diagnosis.progress import CheckProgress
 from regard.diagnosis.signatures import HEAD_WIDTHS, HEADS, WIDTHS, Roles, name_of, roles_of, signature_of
@@ -42,7 +43,10 @@ LAYOUTS = (
 AXES = {"b": "batch", "h": "heads", "n": "length", "d": "width"}
 SAY_AXES = "Say which axes you mean: regard.check(function, q, k, v)."
 NO_ARGUMENTS: Mapping[str, Any] = MappingProxyType({})
-_DROPOUTS = (functional.dropout, torch.dropout, functional.alpha_dropout, functional.feature_alpha_dropout)
+_DROPOUTS = (
+    *(functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d, torch.dropout),
+    *(functional.alpha_dropout, functional.feature_alpha_dropout),
+)
 #: Types of containers of a module, for example of hooks, that are usually empty.
 _CONTAINERS = (dict, OrderedDict, set)
 
@@ -57,6 +61,8 @@ class WithoutDropout(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             # by position: query, key, value, mask, dropout, is_causal; the dropout is given by name instead
             args, kwargs = args[:4], kwargs | {"dropout_p": 0.0} | dict(zip(("is_causal",), args[5:6], strict=False))
+        if func is functional.multi_head_attention_forward:  # functions that it calls are not seen here
+            kwargs = kwargs | {"training": False}
         return func(*args, **kwargs)
 
 
@@ -245,7 +251,10 @@ class Caller:
         return values | ({self.roles.training: False} if self.roles.training else {})
 
     def read_result(self, result: Any, query: Tensor, key: Tensor, value: Tensor) -> CallResult:
-        """The output (B, H, I, D) and the weights (B, h, I, J) in what a call of these inputs returned."""
+        """The output (B, H, I, D) and the weights (B, h, I, J), if any, in what a call of these inputs returned.
+
+        The inputs are (B, H, n, D). `NoOutput` if no tensor has an output for each query.
+        """
         B, H, I, J = *query.shape[:3], key.shape[2]
         returned = [x for x in tensors_of(result) if x.is_floating_point()]
         outputs = [x for x in returned if _axes_of(x, self.query_axes, B, H, I)]
@@ -331,7 +340,7 @@ def tensors_of(result: Any) -> list[Tensor]:
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, np.ndarray):
-        return [torch.from_numpy(result)]
+        return [tensor_of_array(result)]
     if isinstance(result, tuple | list):
         return [x for item in result for x in tensors_of(item)]
     if isinstance(result, Mapping):
@@ -465,8 +474,8 @@ def _attempts(
 ) -> Iterator[Caller]:
     """The callers of one order of axes that run: different lengths before equal ones, torch before NumPy.
 
-    `widths` are pairs of the widths of queries and keys; other arguments are as in `callers_of`. Errors of calls with
-    tensors are added to `tried`. Many functions of NumPy take tensors too, as long as these
+    `widths` has the widths of query, key and value to try, one tuple for each try. `tried` receives the errors of calls
+    with tensors; other arguments are as in `callers_of`. Many functions of NumPy take tensors too, as long as these
     require no gradient. So callers with tensors that take no gradient come after those with arrays.
     """
     function, roles = subject.function, subject.roles

@@ -16,7 +16,10 @@ from regard.diagnosis.weights import close
 
 @torch.no_grad()
 def batch_finding(caller: Caller) -> CheckFinding | None:
-    """Whether each sequence of a batch has the output of a run alone, whatever the others hold."""
+    """Whether each sequence of a batch has the output of a run alone, whatever the others hold.
+
+    With a batch of one sequence: `_lost_batch_finding`, which may be None.
+    """
     if caller.sizes.batch == 1:
         return _lost_batch_finding(caller)
     query, key, value = inputs = caller.sizes.sample(1, caller.dtype)
@@ -47,7 +50,10 @@ def batch_finding(caller: Caller) -> CheckFinding | None:
 
 
 def _lost_batch_finding(caller: Caller) -> CheckFinding | None:
-    """The mistake of a function without a batch that accepts one, and returns fewer sequences than it got."""
+    """The mistake of a function without a batch that accepts one, and returns fewer sequences than it got.
+
+    None if it does not make this mistake.
+    """
     if "b" in caller.query_axes or "n" not in caller.query_axes:
         return None
     sizes = replace(caller.sizes, batch=2)
@@ -275,7 +281,10 @@ def padding_finding(caller: Caller, mask: Response) -> CheckFinding:
 
 @torch.no_grad()
 def empty_row_finding(caller: Caller, mask: Response) -> CheckFinding | None:
-    """The output of queries that may attend to no key: all of one sequence, or query 0 of each."""
+    """The output of queries that may attend to no key: all of one sequence, or query 0 of each.
+
+    None if the call raises an error, or if the mask is a padding mask and there is one sequence only.
+    """
     s = caller.sizes
     pairs = torch.ones(s.batch, 1, s.queries, s.keys, dtype=torch.bool)
     if mask.form.is_padding and s.batch == 1:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError
+from regard.base.shapes import tensor_of_array
 from regard.diagnosis.failures import FailedCall, is_not_written, listed
 from regard.diagnosis.masks import SENSE_TEXTS
 from regard.diagnosis.report import CheckFinding
@@ -48,7 +49,7 @@ def mask_finding_beside(name: str, function: Callable[..., Any], meant: str | No
                 built = function(*case.arguments)
                 if built is None:
                     raise NotImplementedError("it returned None")
-                built = built if isinstance(built, Tensor) else torch.as_tensor(np.asarray(built))
+                built = built if isinstance(built, Tensor) else tensor_of_array(np.asarray(built))
             except Exception as error:  # of the user's function
                 failures.append(replace(FailedCall.of(error, ()), inputs=case.given))
                 break

@@ -102,7 +102,10 @@ def forms(caller: Caller, num_heads: int) -> list[Form]:
 
 
 def lengths_finding(caller: Caller) -> CheckFinding | None:
-    """Which argument of lengths, such as `valid_lens`, kept its default: masks that it makes were not looked at."""
+    """Which arguments of lengths, such as `valid_lens`, kept their default, so masks made of them were not checked.
+
+    None if the function has no such argument.
+    """
     names = [name for name in signature_of(caller.function).parameters if re.search("len(s|gths?)?$", name)]
     text = f"{', '.join(names)}: lengths keep their default, so what they hide was not checked."
     remedy = "Check the function that makes a mask of them: like='padding_mask'."

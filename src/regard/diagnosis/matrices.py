@@ -52,7 +52,10 @@ def matrices_of(module: object, num_heads: int, widths: tuple[int, ...]) -> list
 
 
 def _bias_of(name: str, parameters: Mapping[str, Tensor]) -> Tensor | None:
-    """The bias beside a weight; in torch's attention with inputs of several widths one bias is for q, k and v."""
+    """The bias beside a weight, None without one; `name` is the weight's path, a key of `parameters`.
+
+    In torch's attention with inputs of several widths one bias is for q, k and v.
+    """
     joined = re.fullmatch(r"(.*)([qkv])_proj_weight", name)
     if joined is not None and f"{joined[1]}in_proj_bias" in parameters:
         return parameters[f"{joined[1]}in_proj_bias"].chunk(3)["qkv".index(joined[2])]

@@ -106,7 +106,8 @@ def _slopes(
 ) -> tuple[float, float]:
     """Slopes along a random direction, from gradients and from a central difference of this step.
 
-    The tensors are moved in place, since parameters are what the function reads, and then moved back.
+    `group` are tensors of any shapes, and `gradients` those of `loss` for each, None for 0. The tensors are moved in
+    place, since parameters are what the function reads, and then moved back.
     """
     generator = torch.Generator().manual_seed(2)
     directions = [torch.randn(x.shape, dtype=torch.float64, generator=generator).to(x) for x in group]

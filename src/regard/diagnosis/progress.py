@@ -27,7 +27,11 @@ class LimitReached(BaseException):
 
 @dataclass
 class CheckProgress:
-    """The state of one check: which property is looked at, the findings and calls so far. `limit` is in seconds."""
+    """The state of one check: which property is looked at, the findings and calls so far. `limit` is in seconds.
+
+    `tell` gets these at each change. `started` is the time at which the check began, and `is_calling` says whether the
+    user's function runs now.
+    """
 
     limit: float | None = None
     tell: Tell = lambda check, calls, findings: None

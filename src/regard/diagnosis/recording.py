@@ -90,7 +90,7 @@ class RecordedArray(np.ndarray):
         """The result of an operation; an array of real numbers is kept, and is recorded from there on too."""
         if self.results is not None and isinstance(result, np.ndarray) and result.dtype.kind == "f":
             if result.size <= LARGEST:
-                self.results.append(torch.tensor(_plain(result), dtype=torch.float64).flatten())
+                self.results.append(torch.from_numpy(_plain(result).astype(np.float64, order="C")).flatten())
             result = result.view(RecordedArray)
             result.results = self.results
         return result

@@ -32,7 +32,7 @@ from regard.diagnosis.steps import (
 
 
 def _of_heads(what: str, into: str) -> Step:
-    """The input "key" or "value" as the value `into`, k or v, in as many heads as the queries have.
+    """The input `what`, "key" or "value", as the value `into`, k or v, in as many heads as the queries have.
 
     Each of fewer heads is repeated for query heads in a row.
     """
@@ -170,7 +170,10 @@ def _general(of: str) -> tuple[Step, ...]:
 
 
 def _in_heads(role: str, source: str, into: str, others: Iterable[str]) -> Step:
-    """The projection of the value `source` in heads (B, H, n, D); `others` may be taken by mistake."""
+    """The projection of the value `source` in heads (B, H, n, D), as the value `into`.
+
+    `role` is that of its matrix, such as "query". The values `others` may be taken by mistake in place of `source`.
+    """
     more: dict[str, Formula] = {
         f"the heads of the {role} are split by .view without .transpose": lambda x: split_by_view(
             x.matrices[role](getattr(x, source)), x.num_heads
@@ -414,7 +417,7 @@ _LEARNED = Step(
 def _rotation(order: str, sign: int) -> Step:
     """RoPE: pairs of channels are rotated by the angles, backwards if `sign` is -1.
 
-    A pair are neighbors ("channels in pairs"), or channels of the two halves.
+    A pair are neighbors, if `order` is "channels in pairs", or else channels of the two halves.
     """
 
     def halves(x: Values) -> tuple[Tensor, Tensor]:

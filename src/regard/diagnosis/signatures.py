@@ -42,9 +42,9 @@ OTHERS: dict[str, Any] = {
 class Roles:
     """Names of the arguments of one function: `inputs` in the order query, key, value; then masks and switches.
 
-    `positional` are those of the inputs that cannot be given by name. `required` has the values of the other arguments
-    that a call needs; "width" stands for the width of the inputs. `caches` are one argument for keys and values
-    together, or one for each.
+    `causal`, `dropout` and `training` are the switches of these, None without one. `positional` are those of the inputs
+    that cannot be given by name. `required` has the values of the other arguments that a call needs; "width" stands for
+    the width of the inputs. `caches` are one argument for keys and values together, or one for each.
     """
 
     inputs: tuple[str, ...]

@@ -159,7 +159,8 @@ def _by_solving(caller: Caller, inputs: Inputs, extra: Mapping[str, Any]) -> Mea
 def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
     """The numbers of heads to try: heads with at least as many channels as there are keys.
 
-    With fewer channels the equations would not determine the weights. Keys that have heads already are not split.
+    With fewer channels the equations would not determine the weights. Keys (B, G, J, D) that have heads already are not
+    split. `output` is (B, H, I, C).
     """
     if key.shape[1] > 1:
         return [1]
@@ -171,7 +172,10 @@ def _numbers_of_heads(caller: Caller, key: Tensor, output: Tensor) -> list[int]:
 
 
 def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """Weights with weights @ value = output for each head, and the head of values of each; None if there are none."""
+    """Weights with weights @ value = output for each head, and the head of values of each; None if there are none.
+
+    `output` is (B, H, I, D) and `value` (B, H, J, D). Rows of NaN have weights of NaN.
+    """
     missing = output.isnan().any(-1, keepdim=True)
     if missing.all() or output.shape[-1] > value.shape[-1]:
         return None
@@ -181,7 +185,10 @@ def _solve(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | No
 
 
 def _solve_by_groups(output: Tensor, value: Tensor) -> tuple[Tensor, tuple[int, ...]] | None:
-    """As `_solve`, where a head may use the values of another one."""
+    """As `_solve`, where a head may use the values of another one.
+
+    None also for one head, and for values (B, G, J, D) whose width D is at most J.
+    """
     # without more channels than keys, any values would have a solution
     if output.shape[1] == 1 or value.shape[-1] <= value.shape[2]:
         return None
@@ -219,7 +226,7 @@ def measured(caller: Caller) -> tuple[Caller, Measurement] | None:
 def with_identities(function: Callable[..., Any], joined: bool = False) -> nn.Module | None:
     """A copy of a module whose matrices are identities and whose biases are 0: it attends to its inputs themselves.
 
-    `joined`: a layer for two concatenated vectors adds them.
+    `joined`: a layer for two concatenated vectors adds them. None for a function that is no module.
     """
     if not isinstance(function, nn.Module):
         return None

@@ -54,7 +54,10 @@ class CellColors:
         return CellColors(kind, scale, largest, is_signed, cmap, label, weight_scale.decades)
 
     def draw(self, axes: Any, cells: Tensor, shape: tuple[int, int]) -> Any:
-        """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are gray."""
+        """One matrix of cells as an image; its coordinates are those of the tokens. Cells that are NaN are gray.
+
+        `shape` is the numbers of queries and of keys; there may be fewer cells.
+        """
         I, J = shape
         aspect = "equal" if max(I, J) <= 4 * min(I, J) and self.kind != "position" else "auto"
         colors, extent = self._colormap().with_extremes(bad="0.8"), (-0.5, J - 0.5, I - 0.5, -0.5)
@@ -116,7 +119,8 @@ def write_numbers(
 ) -> None:
     """Write a text into each cell of an image, black or white, so that it can be read on the color of the cell.
 
-    `said` makes the text of a value, by default with two digits; cells that are NaN or have an empty text stay free.
+    `values` are (rows, columns), and `size` is that of the font in points. `said` makes the text of a value,
+    by default with two digits; cells that are NaN or have an empty text stay free.
     """
     said = said or two_digits
     for i, row in enumerate(values.tolist()):
@@ -161,7 +165,10 @@ def _signed_square(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def checked_cells(cells: Tensor, kind: Kind, is_signed: bool) -> Tensor:
-    """The cells of a figure, -inf among scores as NaN; numbers that are not of the kind are refused."""
+    """The cells (panels, rows, columns) of a figure, -inf among scores as NaN.
+
+    Numbers that the kind does not have are refused: weights below 0, unless `is_signed`.
+    """
     if kind == "score":
         cells = cells.masked_fill(cells.isneginf(), math.nan)
     known = cells[~cells.isnan()]

@@ -44,6 +44,8 @@ ScaleName = Literal["linear", "sqrt", "log"]
 class WeightScale:
     """Places weights between 0 and 1. The logarithmic scale ends at a tenth of a uniform weight, or lower.
 
+    `name` is that of the scale, and a uniform weight is 1 / `num_keys`.
+
     >>> WeightScale("sqrt", 14).place(np.array([0.0, 0.25, 1.0])).tolist()
     [0.0, 0.5, 1.0]
     """

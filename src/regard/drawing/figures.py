@@ -89,7 +89,7 @@ def _role_cell(axes: Any, head: int, row: int, role: Role | None) -> None:
 
 
 def _patch(corner: tuple[float, float], color: str, label: str = "") -> Any:
-    """A rectangle of matplotlib, a little smaller than a cell of side 1."""
+    """A rectangle of matplotlib, a little smaller than a cell of side 1; `corner` (x, y) is in cells."""
     from matplotlib.patches import Rectangle
 
     return Rectangle(corner, 0.92, 0.88, facecolor=color, edgecolor="0.8", linewidth=0.6, label=label)
@@ -126,7 +126,10 @@ def received_bars(profile: ModelProfile, layer_index: int) -> Any:
 
 
 def offset_bars(weights: AttentionMap, title: str = "", batch: int = 0) -> Any:
-    """The share of each head's weight by offset, from 8 tokens before to 8 after: one small chart per head."""
+    """The share of each head's weight by offset, from 8 tokens before to 8 after: one small chart per head.
+
+    `batch` is the index of the text.
+    """
     offset_sums, allowed = weights.summarize(Offsets(), Allowed(weights))
     shares = AtOffsets().per_head(offset_sums, allowed)[batch].cpu()
     H, width = shares.shape
@@ -217,7 +220,10 @@ def _pictures(reading: TextReading, heads: Sequence[tuple[int, int]], every_head
 
 
 def _of_layer(reading: TextReading, index: int) -> dict[str, Make]:
-    """Figures of one layer by file name: the similarity of its heads, the weight received, offsets and maps."""
+    """Figures of one layer by file name: the similarity of its heads, the weight received, offsets and maps.
+
+    `index` is that of the layer in the reading, whose own number may be another one.
+    """
     layer = reading.profile.layers[index]
     weights, number = reading.maps[layer.name], layer.number
     pictures: dict[str, Make] = {

@@ -17,6 +17,7 @@ from torch.nn.functional import one_hot
 
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
+from regard.base.shapes import tensor_of_array
 from regard.maps import AttentionMap
 from regard.maps.indices import indices
 from regard.masks import Mask
@@ -41,7 +42,8 @@ class Panels:
     """One matrix of cells for each chosen head, (heads, rows, columns), and the names of its parts.
 
     A cell is a weight, or the sum over some keys and the mean over some queries if the map is larger than asked for.
-    `shape` is that of the map. Without tokens, `queries` and `keys` are None.
+    `shape` is that of the map. Without tokens, `queries` and `keys` are None. `axes` are the names of the rows and
+    columns, and `quantity` is what a cell is, such as "weight". With `is_signed` cells may be negative.
     """
 
     cells: Tensor
@@ -55,7 +57,11 @@ class Panels:
 
 
 def panels(operation: str, weights: Any, tokens: Any, head: Heads, batch: int, largest: int | None = None) -> Panels:
-    """The chosen heads of one text; maps with more than `largest` queries or keys are pooled to that many cells."""
+    """The chosen heads of one text; maps with more than `largest` queries or keys are pooled to that many cells.
+
+    `operation` is the call that errors name, here and below, `tokens` those of the keys or of both, and `batch` the
+    index of the text.
+    """
     source = weights if isinstance(weights, AttentionMap) else as_weights(operation, weights)
     B, H, I, J = source.shape
     if not 0 <= batch < B:
@@ -89,7 +95,7 @@ def as_weights(operation: str, weights: Any) -> Tensor:
     if isinstance(weights, Mask):
         raise RegardError(f"{operation}: a mask becomes a tensor by mask.dense(length), such as {weights!r}.dense(6).")
     try:
-        tensor = weights if isinstance(weights, Tensor) else torch.as_tensor(np.asarray(weights))
+        tensor = weights if isinstance(weights, Tensor) else tensor_of_array(np.asarray(weights))
     except (TypeError, ValueError, RuntimeError):
         raise RegardError(
             f"{operation}: expected an AttentionMap or an array of weights, got {type(weights).__name__}. {remedy}"
@@ -124,7 +130,7 @@ def _cell_of(length: int, count: int) -> Tensor:
 
 
 def _tokens(operation: str, tokens: Any, I: int, J: int) -> tuple[list[str] | None, list[str] | None]:
-    """The labels of queries and keys; (None, None) without tokens. Tokens in another number are refused."""
+    """The labels of I queries and J keys; (None, None) without tokens. Tokens in another number are refused."""
     if tokens is None:
         return None, None
     if isinstance(tokens, str):
@@ -201,7 +207,7 @@ def weight_table(
 
 
 def _lines(shown: Panels, matrix: Tensor, digits: int) -> list[str]:
-    """The lines of one table. Each column is as wide as its widest entry."""
+    """The lines of one table of a matrix (queries, keys). Each column is as wide as its widest entry."""
     I, J = shown.shape
     corner = "/".join(shown.axes)
     rows = [[corner, *(shown.keys or map(str, range(J)))]]

@@ -78,7 +78,10 @@ class Paper:
         return max((self.text_width(text, size) for text in labels), default=0.0)
 
     def write(self, text: str, x: float, y: float, size: float = SMALL, anchor: str = "left", **look: Any) -> None:
-        """Text whose middle line is at y. Turned text (`rotation=90`) begins or ends at y."""
+        """Text of a `size` in points, whose middle line is at y, and whose end that `anchor` names is at x.
+
+        Turned text (`rotation=90`) begins or ends at y. `x` and `y` are in points from the left and from the top.
+        """
         turned = look.get("rotation") == 90
         ends = {"left": "bottom", "right": "top", "center": "center"}
         placed = {"ha": "center", "va": ends[anchor]} if turned else {"ha": anchor, "va": "center_baseline"}
@@ -119,7 +122,7 @@ class Paper:
         self.axes.imshow(places, extent=extent, aspect="auto", interpolation="nearest", **self.colors)
 
     def frame(self, x: float, y: float, width: float, height: float, **look: Any) -> None:
-        """A rectangle without a ground; `look` are further options of matplotlib."""
+        """A rectangle without a ground, in points; `look` are further options of matplotlib."""
         from matplotlib.patches import Rectangle
 
         style = {"fill": False, "edgecolor": LINE, "linewidth": 0.5}
@@ -138,7 +141,10 @@ class Paper:
                 self.write(labels[at], x - 3, y + middle, anchor="right")
 
     def ramp(self, ticks: Sequence[tuple[float, str]], said: str, x: float = 8.0) -> float:
-        """The colors with their numbers, at `y`, which moves below them; returns where their name ends."""
+        """The colors with their numbers, at `y`, which moves below them; returns where their name ends.
+
+        `ticks` are places from 0 to 1 with their labels, and `said` is the name. The colors begin at `x`, in points.
+        """
         width = min(150.0, self.width * 0.5)
         self.picture(np.linspace(0.004, 1, 256)[None], x, self.y, width, 6)
         self.frame(x, self.y, width, 6)
@@ -218,7 +224,8 @@ class Content:
     """What a figure shows: layers, tokens of queries and keys, and what is chosen of them.
 
     `tokens` are those of queries and of keys as they are; `queries` and `keys` are their labels, readable and cut.
-    `layer` is an index into `layers`. `gold` are reference links (query, key, sure).
+    `layer` is an index into `layers`, `head` a number or "mean", and `statistic` the name of one. With `is_cross` the
+    queries are another text than the keys. `gold` are reference links (query, key, sure).
     """
 
     title: str
@@ -323,7 +330,10 @@ class Line:
         return self.middles[-1] + self.widths[-1] / 2
 
     def draw(self, paper: Paper, labels: Sequence[str], weights: Sequence[float] | None, chosen: int | None) -> None:
-        """Draw the words from `paper.y` on, each on the color of its weight, the `chosen` one bold and with a frame."""
+        """Draw the words from `paper.y` on, each on the color of its weight, the `chosen` one bold and with a frame.
+
+        `weights` has one for each word; None without colors.
+        """
         for at, (text, x, width) in enumerate(zip(labels, self.middles, self.widths, strict=True)):
             place = 0.0 if weights is None else float(paper.scale.place(np.array([weights[at]]))[0])
             look = {"edgecolor": INK if at == chosen else "none", "linewidth": 1}
@@ -377,8 +387,10 @@ def _query_key(content: Content) -> int:
 
 
 def _arc(paper: Paper, start: float, end: float, base: float, rise: float, weight: float) -> None:
-    """An arc above `base` between two places of a line, in points. A Bezier curve reaches 3/4 of its control points, so
-    they are 4/3 as high. A word's arc to itself is a loop.
+    """An arc above `base` from the place `start` of a line to `end`, all in points from the left and from the top.
+
+    It is `rise` points high; a Bezier curve reaches 3/4 of its control points, so they are 4/3 as high. A word's arc to
+    itself is a loop. The color is that of `weight`.
     """
     if start == end:
         start, end = start - 3, end + 3
@@ -517,7 +529,10 @@ def alignment(paper: Paper, content: Content) -> Drawn:
 
 @dataclass(frozen=True)
 class Grid:
-    """Maps side by side, in points: room for the labels at the left and above, a cell, the size of a map."""
+    """Maps side by side, in points: room for the labels at the left and above, a cell, the size of a map.
+
+    A map is `wide` x `tall`, and there are `columns` maps in a row.
+    """
 
     left: float
     above: float
@@ -583,9 +598,10 @@ def statistics(paper: Paper, content: Content) -> Drawn:
 
 
 def _values(paper: Paper, content: Content, values: list[list[float]], left: float, ends: tuple[float, float]) -> float:
-    """The cells of a statistic from `paper.y` on, which moves below them; returns where they end.
+    """The cells of a statistic from `paper.y` on, which moves below them; returns where they end, in points.
 
-    `ends` are the least and the largest value, the ends of the colors.
+    `values` has a row for each layer and a number for each head. The cells begin `left` points from the left. `ends`
+    are the least and the largest value, the ends of the colors.
     """
     columns = max(map(len, values))
     cell, tall = min(32.0, (paper.width - left) / columns), min(14.0, (paper.tallest - 60) / len(values))
@@ -617,9 +633,9 @@ def _statistic(layer: Layer, name: str) -> list[float]:
 
 
 def _value(paper: Paper, box: tuple[float, float, float, float], value: float, ends: tuple[float, float]) -> None:
-    """One cell of a statistic: its color, and its number if the `box` (x, y, width, height) has room.
+    """One cell of a statistic: its color, and its number if the `box` (x, y, width, height) in points has room.
 
-    The least value has the place 0.004, the lightest color that is not white.
+    `ends` are the least and the largest value. The least has the place 0.004, the lightest color that is not white.
     """
     least, most = ends
     place = max((value - least) / ((most - least) or 1.0), 0.004)
@@ -630,7 +646,10 @@ def _value(paper: Paper, box: tuple[float, float, float, float], value: float, e
 
 
 def table(panel: str, content: Content, number: int, head: int | str, cells: NDArray[np.floating]) -> list[Row]:
-    """A row for each cell. A cell of several tokens names the first and the last of them."""
+    """A row for each cell of a map, (rows, columns). A cell of several tokens names the first and the last of them.
+
+    `panel` is the name of the panel, `number` that of the layer.
+    """
     rows, cols = cells.shape
     quantity = "weight" if (rows, cols) == (len(content.queries), len(content.keys)) else "weight of a cell"
     queries, keys = (named_cells(side, count) for side, count in zip(content.tokens, cells.shape, strict=True))

@@ -96,7 +96,10 @@ def figure(
 def _paper(
     shown: Content, names: Sequence[str], width: float, scale: ScaleName, caption: str | None, tallest: float
 ) -> Paper:
-    """The panels, none taller than `tallest` points, their legend and the caption."""
+    """The panels, `width` cm wide and none taller than `tallest` points, their legend and the caption.
+
+    `names` are the panels to draw. Without a `caption` one is written.
+    """
     paper = Paper(width / 2.54 * 72, WeightScale(scale, len(shown.keys)), tallest)
     drawn = _draw(paper, shown, names)
     if any(panel.has_weights for panel in drawn):
@@ -317,7 +320,7 @@ def _head(
 ) -> tuple[int, int | str]:
     """The index of the layer, and the head: those with the largest weight from the query to a notable key.
 
-    `number` and `head` fix one of them or both. Not notable are the keys in `aside`, and in self-attention the word
+    `number` and `head` fix one of them or both. Not notable are the keys in `aside`, and, unless `is_cross`, the word
     itself and its neighbors, which many heads attend to in any text.
     """
     numbers = [layer.number for layer in layers]

@@ -88,7 +88,8 @@ def draw_panels(
 ) -> Figure:
     """A figure of all panels, or the panels on the axes of a figure of the caller.
 
-    `title` is one text or one for each panel, `axes` are those of matplotlib.
+    `title` is one text or one for each panel, `axes` are those of matplotlib. Without `colorbar` there is no bar of
+    colors.
     """
     titles, of_all = panel_titles(title, shown.names)
     if axes is not None:
@@ -235,7 +236,10 @@ def _name_axes(shown: Panels, layout: PanelGrid, places: Any) -> None:
 
 
 def _on_axes(shown: Panels, colors: CellColors, axes: Any, titles: list[str], colorbar: bool) -> Any:
-    """The panels on the axes of a figure of the caller, whose sizes decide what has room."""
+    """The panels on the axes of a figure of the caller, whose sizes decide what has room.
+
+    `titles` has one for each panel. `colorbar`: whether the figure gets a bar of colors.
+    """
     places = [axes] if hasattr(axes, "imshow") else [*np.ravel(np.asarray(axes, dtype=object))]
     if not places or not all(hasattr(place, "imshow") for place in places):
         raise RegardError(f"heatmap(axes={axes!r}): axes are those of matplotlib: figure, axes = pyplot.subplots().")

@@ -238,7 +238,10 @@ def _lines(text: str, room: int) -> list[str]:
 
 
 def _png_url(places: Tensor) -> str:
-    """Cells as a PNG with a palette: a byte a pixel, 2 x 2 pixels a cell or more, so that no program blurs them."""
+    """Cells (rows, columns) from 0 to 1 as a PNG with a palette, as a URL of its data.
+
+    A pixel is a byte, and a cell 2 x 2 pixels or more, so that no program blurs them.
+    """
     palette = _palette()
     cells = (places.clamp(0, 1) * (len(palette) - 1)).round().numpy().astype(np.uint8)
     times = max(1, SIDE * 2 // max(cells.shape))

@@ -353,7 +353,10 @@ def layer_edits(edit: PairEdit, pairs: list[Pairs], path: str, num_batch: int) -
 
 
 def of_layer(edit: str, given: Any, path: str) -> Any:
-    """What belongs to one layer: a mapping has it by the number of the layer or by the module path."""
+    """What belongs to one layer: a mapping has it by the number of the layer or by the module path.
+
+    Anything else that was given belongs to all layers. `edit` is the class of the edit, for the error.
+    """
     if not isinstance(given, Mapping):
         return given
     layer = layer_number(path)

@@ -496,7 +496,7 @@ def _head(name: str) -> tuple[int, int]:
 
 
 def _check(part: str, value: Any) -> None:
-    """Refuse values that select nothing, or that name no head."""
+    """Refuse values of a field of `Where`, `part`, that select nothing, or that name no head."""
     for one in flat(value):
         if isinstance(one, bool) or not isinstance(one, int | str | slice):
             raise RegardError(f"Where({part}={value!r}): give numbers, names, slices or a list of them, got {one!r}.")

@@ -123,7 +123,7 @@ def lower(problem: Problem) -> Lowered:
 
 
 def _in_turn(changes: list[PairScore]) -> PairScore | None:
-    """One function that applies all of them in order."""
+    """One function that applies all of them in order; None without any."""
     if not changes:
         return None
 

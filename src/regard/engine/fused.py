@@ -44,7 +44,10 @@ class Fused(Engine):
         return Result(output, row_statistic)
 
     def repeated(self, problem: Problem) -> Callable[[Tensor, Tensor, Tensor], Result] | None:
-        """The call of the kernel alone, for calls without biases, sink and gradients whose mask is its causal flag."""
+        """The call of the kernel alone, for calls without biases, sink and gradients whose mask is its causal flag.
+
+        None for other calls.
+        """
         rows, block = FlashRows(problem), block_of(problem)
         causal, scale = rows.is_causal(block), problem.scale
         softmax = problem.attention.normalizer.as_softmax

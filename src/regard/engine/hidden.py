@@ -58,7 +58,10 @@ class Shown:
         return replace(result, output=output, row_statistic=self._statistic(result.row_statistic))
 
     def _statistic(self, row_statistic: RowStatistic | None) -> RowStatistic | None:
-        """NaN in the numbers (B, H, I, ...) of these rows; indices of kept keys, which are integers, stay."""
+        """NaN in the numbers (B, H, I, ...) of these rows; indices of kept keys, which are integers, stay.
+
+        An engine without a row statistic has None.
+        """
         if row_statistic is None:
             return None
         rows = self.rows_of_keys[..., 0]

@@ -65,8 +65,9 @@ class Request(NamedTuple):
 class KeptPlan:
     """A plan without its tensors. `repeat` runs it in one function, if nothing is left to decide.
 
-    `facts` are the attributes of its problem by name (`FACTS` of problem.py), and `of_engine` the entries of its
-    `plan_cache` that serve later calls. `used` is the time of the last use, on a clock that counts uses of all plans.
+    `requested`: the caller named the engine. `why` is the reason of a choice, or "". `facts` are the attributes of its
+    problem by name (`FACTS` of problem.py), and `of_engine` the entries of its `plan_cache` that serve later calls.
+    `used` is the time of the last use, on a clock that counts uses of all plans.
     """
 
     engine: str

@@ -172,7 +172,7 @@ class _Block:
 
     @staticmethod
     def all_of(heads: int, length: int) -> list[_Block]:
-        """The blocks of a sequence, head after head. The last tokens are a shorter chunk of all heads."""
+        """The blocks of `length` tokens, head after head. The last tokens are a shorter chunk of all heads."""
         chunks, rest = divmod(length, CHUNK)
         num_heads = max(1, TOGETHER // max(chunks, 1))
         blocks = [

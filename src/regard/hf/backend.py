@@ -79,7 +79,11 @@ def register() -> None:
 def run(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
-    """The backend function of transformers: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None."""
+    """The backend function of transformers: (B, H, I, D), (B, G, J, D), (B, G, J, E) -> (B, I, H, E), None.
+
+    `attention_mask` is the `SpanMask` that this backend makes, or a tensor of the model; None allows what the options
+    and the module say.
+    """
     kind = _kind(module, query, key, value, attention_mask, options)
     way = None if kind is None else _ways.get(kind)
     if way is None:

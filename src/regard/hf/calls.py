@@ -257,7 +257,7 @@ def _scale(call: AttentionCall) -> tuple[float | None, Tensor]:
     """The factor of the scores (None: 1 / sqrt(D)), and the query.
 
     A tensor with one number becomes a float, unless it must receive gradients. Any other tensor multiplies the query
-    here, and the factor is 1.
+    here, and the factor is 1. A call that Regard computes keeps the dtype of the query; a map may have a wider one.
     """
     scaling = call.options.get("scaling")
     if scaling is None or (not isinstance(scaling, Tensor) and scaling == call.query.shape[-1] ** -0.5):
@@ -270,7 +270,7 @@ def _scale(call: AttentionCall) -> tuple[float | None, Tensor]:
     scaled = call.query * (scaling if learned else scaling.detach())
     if scaled.shape != call.query.shape:
         raise Untranslatable(f"'scaling' is a tensor of shape {tuple(scaling.shape)}")
-    return 1.0, scaled
+    return 1.0, scaled.to(call.query.dtype) if call.to_run else scaled
 
 
 def _normalizer(call: AttentionCall) -> Normalizer:

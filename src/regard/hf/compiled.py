@@ -109,6 +109,8 @@ def graph_mask(
 ) -> tuple[bool, GraphMask | None]:
     """Whether a graph can hold the mask that transformers requests, and this mask (None: all pairs).
 
+    The lengths and offsets are the numbers of queries and keys, and the positions of the first ones. `attention_mask`
+    (B, n) is 1 for keys that are no padding.
     `mark_mask_functions` wrote the parts of functions that hold tensors to their `regard_packing`.
     """
     is_marked = hasattr(mask_function, "regard_packing")

@@ -91,7 +91,10 @@ def _checked(grid: PatchGrid, name: str, num_keys: int) -> PatchGrid:
 
 
 def _grids_in_text(inputs: ModelInputs, ids: Tensor, given: tuple[int, int] | None) -> list[PatchGrid]:
-    """The grids of the images and videos among the tokens of a text, in the order of the text."""
+    """The grids of the images and videos among the tokens `ids` (n,) of a text, in the order of the text.
+
+    `given` is the (rows, columns) that the user gave for each, or None.
+    """
     grids = []
     for kind in ("image", "video"):
         places = _places(inputs.config, ids, kind)
@@ -113,8 +116,8 @@ def _sizes_in_text(
 ) -> list[tuple[int, int, int]]:
     """(frames, rows, columns) of the tokens of every image of a text.
 
-    `places` are the tokens of all images, and `given` is the (rows, columns) of each. Else the inputs tell the sizes:
-    `image_grid_thw` counts patches, of which merge x merge become one token.
+    `kind` is "image" or "video". `places` are the tokens of all images, and `given` is the (rows, columns) of each.
+    Else the inputs tell the sizes: `image_grid_thw` counts patches, of which merge x merge become one token.
     """
     thw = inputs.get(f"{kind}_grid_thw")
     if thw is not None:
@@ -139,7 +142,7 @@ def _sizes_in_text(
 
 
 def _pooled(inputs: ModelInputs, num_tokens: int) -> tuple[int, int] | None:
-    """The rows and columns of one image's tokens: the patches, or k x k patches in one token."""
+    """The rows and columns of one image's tokens: the patches, or k x k patches in one token; None if neither fits."""
     patches = _patches(inputs)
     if patches is None or not num_tokens:
         return None
@@ -153,7 +156,11 @@ def _pooled(inputs: ModelInputs, num_tokens: int) -> tuple[int, int] | None:
 
 
 def _cut(places: list[int], sizes: Sequence[tuple[int, int, int]], kind: str) -> Iterator[PatchGrid]:
-    """The tokens of each image, in order. Of an image with one token more, the first is the class token."""
+    """The tokens of each image, in order. Of an image with one token more, the first is the class token.
+
+    `places` are the indices of all tokens of images in the text, `sizes` the (frames, rows, columns) of each image, and
+    `kind` is "image" or "video", for the error.
+    """
     needed = sum(math.prod(size) for size in sizes)
     extra = 1 if len(places) == needed + len(sizes) else 0
     if len(places) != needed + extra * len(sizes):
@@ -210,7 +217,10 @@ def _given_grid(config: Any, name: str, num_keys: int, given: tuple[int, int]) -
 
 
 def _grid_of_patches(inputs: ModelInputs, name: str, num_keys: int) -> PatchGrid:
-    """The grid of an image by its size and that of a patch; up to 8 tokens may stand before the patches."""
+    """The grid of an image by its size and that of a patch; up to 8 tokens may stand before the patches.
+
+    `name` is the path of a module of the tower, for errors, here and below.
+    """
     config = vision_config(inputs.config)
     extra, found = _specials(config), _patches(inputs)
     if found is None:
@@ -239,7 +249,7 @@ def _specials(config: Any) -> int | None:
 
 
 def _patches(inputs: ModelInputs) -> tuple[int, int, int] | None:
-    """(frames, rows, columns) of the patches: the size of the image over the size of a patch."""
+    """(frames, rows, columns) of the patches: the size of the image over that of a patch; None if one is unknown."""
     config = vision_config(inputs.config)
     tubelet = getattr(config, "tubelet_size", None)
     patch = getattr(config, "patch_size", None)
@@ -291,7 +301,10 @@ def _merged_order(inputs: ModelInputs, name: str, num_keys: int, t: int, h: int,
 
 
 def _wrong_grid(given: tuple[int, int], num_patches: int, where: str, specials: int = 0) -> RegardError:
-    """The error for rows and columns that do not make `num_patches`, with the most square ones that do."""
+    """The error for rows and columns that do not make `num_patches`, with the most square ones that do.
+
+    `where` says which patches these are, and beside them are `specials` other tokens.
+    """
     rows, columns = given
     pairs = [(n, num_patches // n) for n in range(1, num_patches + 1) if num_patches % n == 0]
     likely = sorted(pairs, key=lambda pair: max(pair) / min(pair))[:3]

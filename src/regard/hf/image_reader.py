@@ -73,7 +73,9 @@ class ImageReader:
         return ImageResult(seen, tokens, null, self._as_read(inputs["pixel_values"]))
 
     def _as_read(self, pixels: Tensor) -> Any:
-        """The images in their own colors: the processor subtracted a mean and divided by a deviation."""
+        """The images (B, 3, height, width) in their own colors: the processor subtracted a mean and divided by a
+        deviation. None if these are not known.
+        """
         processor = getattr(self.processor, "image_processor", self.processor)
         mean, deviation = (getattr(processor, name, None) for name in ("image_mean", "image_std"))
         if pixels.ndim != 4 or mean is None or deviation is None:

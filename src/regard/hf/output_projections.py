@@ -25,7 +25,8 @@ open_gates: dict[tuple[nn.Module, object], Tensor] = {}
 def output_projection(model: nn.Module, name: str, module: nn.Module, path: str | None = None) -> nn.Module | None:
     """The output projection of a module: at the path that a user gave, of a known name, or beside the attention.
 
-    `name` is the path of the module in the model. Names that people use by hand count for linear layers only.
+    `name` is the path of the module in the model. Names that people use by hand count for linear layers only. None if
+    there is no such layer.
     """
     children, adapter = dict(module.named_children()), adapter_of(module)
     path = adapter.output if path is None and adapter is not None else path
@@ -99,7 +100,7 @@ class LinearLayer:
 
 
 def language_model_head(model: nn.Module) -> nn.Module | None:
-    """The layer that computes logits from the residual stream."""
+    """The layer that computes logits from the residual stream; None if the model has none that is known."""
     get = getattr(model, "get_output_embeddings", None)
     head = get() if callable(get) else None
     head = getattr(model, "lm_head", None) if head is None else head
@@ -112,7 +113,10 @@ def is_norm(module: nn.Module) -> bool:
 
 
 def _plain(module: nn.Module) -> tuple[Tensor, Tensor | None] | None:
-    """The matrix and the bias of nn.Linear, and of GPT-2's Conv1D, which stores its matrix as (inputs, outputs)."""
+    """The matrix (inputs, outputs) and the bias of nn.Linear, and of GPT-2's Conv1D, which stores it in this order.
+
+    None for other modules, and for weights that are packed or not in memory.
+    """
     weight: Any = getattr(module, "weight", None)
     bias: Tensor | None = getattr(module, "bias", None)
     if type(weight) not in (Tensor, nn.Parameter) or not weight.is_floating_point() or weight.is_meta:

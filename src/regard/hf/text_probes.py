@@ -146,7 +146,7 @@ def _ids(reader: Any, text: str) -> list[int]:
 
 
 def split_of(reader: Any, inputs: dict[str, Any], sinks: int, window: int, least: float) -> KeyHeadSplit:
-    """The heads of a model that need the whole cache, on one text."""
+    """The heads of a model that need the whole cache, on one text; the last three arguments as in `cache_split`."""
     chosen = reader.watched(inputs, None)
     heads = ModelHeads.of(reader.model, "cache_split")
     groups = {name: heads[name].group for name in chosen.maps}
@@ -185,7 +185,11 @@ class CacheCost:
 
 @torch.no_grad()
 def cost_of(reader: Any, split: KeyHeadSplit, inputs: dict[str, Any], seed: int) -> CacheCost:
-    """The perplexities of a text with the whole cache, with a split, and with two to compare it with."""
+    """The perplexities of a text with the whole cache, with a split, and with two to compare it with.
+
+    These two are as many key heads drawn at random by `seed`, and no head with the whole cache. `reader` is a
+    `TextReader`, and `inputs` are those of its model, with the ids (1, n).
+    """
     ids = inputs["input_ids"]
 
     def perplexity(tried: KeyHeadSplit | None) -> float:

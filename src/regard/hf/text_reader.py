@@ -125,8 +125,8 @@ class TextReader:
     ) -> TextResult:
         """Run the model on the first `length` tokens of a text (None: on all), and keep the maps of `layers`.
 
-        `also(map)` returns further reductions, which run in the same pass over the map as those of the profile.
-        `progress` is called with a message for each step.
+        `title` is that of the result, by default the text. `also(map)` returns further reductions, which run in the
+        same pass over the map as those of the profile. `progress` is called with a message for each step.
         """
         inputs = self.tokenize(text, length)
         ids = inputs["input_ids"][0].tolist()
@@ -262,7 +262,10 @@ class TextReader:
         return len(self.tokenizer(text, verbose=False)["input_ids"])
 
     def tokenize(self, text: str, length: int | None) -> dict[str, Any]:
-        """The model's inputs for a text; a text that is empty or too long is refused."""
+        """The model's inputs for the first `length` tokens of a text (None: all).
+
+        A text that is empty, or too long for the model without a `length`, is refused.
+        """
         if not text.strip():
             raise RegardError("TextReader: the text is empty. Give at least one word.")
         self.check_length(length)
@@ -291,7 +294,10 @@ class TextReader:
 
     @property
     def limit(self) -> int | None:
-        """How many tokens the model has positions for. RoBERTa and its variants reserve two positions."""
+        """How many tokens the model has positions for; None if its configuration does not say.
+
+        RoBERTa and its variants reserve two positions.
+        """
         positions = getattr(self.model.config, "max_position_embeddings", None)
         declared = self.tokenizer.model_max_length
         return declared if positions is not None and positions - 2 <= declared < positions else positions

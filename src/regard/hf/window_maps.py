@@ -64,7 +64,10 @@ def whole_map(inputs: ModelInputs, name: str, weights: AttentionMap, batch: int 
 
 
 def _check(name: str, rows: int, columns: int, window: int, num_heads: int) -> None:
-    """Refuse images that are padded to whole windows, and maps above `LARGEST` bytes in float32."""
+    """Refuse images that are padded to whole windows, and maps above `LARGEST` bytes in float32.
+
+    `name` is the module, for the error. `rows` and `columns` count patches, and a window has `window` on each side.
+    """
     if rows % window or columns % window:
         raise RegardError(
             f"show: {name} has {rows} x {columns} patches, which are padded to whole windows of {window} x {window}. "

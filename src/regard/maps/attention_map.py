@@ -18,7 +18,7 @@ from regard.attention import Attention
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import as_slice, to_device
+from regard.base.shapes import as_slice, as_tensor, to_device
 from regard.base.spans import Spans
 from regard.base.upper_layers import upper_layer
 from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
@@ -348,7 +348,7 @@ class AttentionMap(TensorInterface, ABC):
         >>> weights.at_keys([0, 0, -1, 2])[0, 0]
         tensor([1.0000, 0.5000, 0.0000, 0.2500])
         """
-        (B, H, I, J), keys = self.shape, torch.as_tensor(keys, device="cpu")
+        (B, H, I, J), keys = self.shape, as_tensor(keys, device="cpu")
         is_index = not keys.is_floating_point() and keys.dtype != torch.bool
         is_index &= not keys.numel() or -1 <= int(keys.min()) <= int(keys.max()) < J
         if keys.shape not in ((I,), (1, I), (B, I)) or not is_index:

@@ -54,7 +54,10 @@ class Sum(Reduction[Tensor]):
 
 
 def _compiled_sum(reduction: Sum, state: State, sizes: Sizes) -> Parts | None:
-    """The sums as parts of a compiled pass: the weight that keys receive, or sums of weights times keys that are 1."""
+    """The sums as parts of a compiled pass: the weight that keys receive, or sums of weights times keys that are 1.
+
+    None for sums that are not in float32, which kernels do not compute.
+    """
     if reduction.dtype != torch.float32:
         return None
     if reduction.axis == QUERY:
@@ -237,7 +240,7 @@ class _WithValues(torch.autograd.Function):
 
 
 def axes_of(name: str, dim: Any) -> tuple[int, ...]:
-    """The axes 0 to 3 that `dim` names; all if it names none, as in torch."""
+    """The axes 0 to 3 that `dim` names; all if it names none, as in torch. `name` is the method, for the error."""
     given: Any = dim if isinstance(dim, tuple | list) else () if dim is None else (dim,)
     for axis in given:
         if isinstance(axis, bool) or not isinstance(axis, Integral) or axis not in range(-4, 4):

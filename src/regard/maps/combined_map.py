@@ -169,7 +169,10 @@ def union(masks: Sequence[Mask | None]) -> Mask | None:
 
 
 def weighted_sum(outputs: Sequence[Tensor], factors: Sequence[float | Tensor]) -> Tensor:
-    """sum_m c_m output_m, in the dtype of the outputs; without a temporary tensor for each product."""
+    """sum_m c_m output_m, in the dtype of the outputs (B, H, I, E); without a temporary tensor for each product.
+
+    A factor c_m is a number, or broadcasts against (B, H, I, 1).
+    """
     shapes = [tuple(output.shape) for output in outputs]
     if any(shape != shapes[0] for shape in shapes):
         raise RegardError(

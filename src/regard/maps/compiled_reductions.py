@@ -39,7 +39,10 @@ FEWEST_PAIRS = 128 * 128
 
 
 def compiled_terms(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> KernelProblem | None:
-    """The map of these pieces as the kernels compute it; None if they cannot, or if tiles are as fast."""
+    """The map of these pieces as the kernels compute it; None if they cannot, or if tiles are as fast.
+
+    A pass over a map asks this first, and `fill_compiled` and `differentiable` take the result.
+    """
     if load_fast() is None or grid.device.type != "cpu":
         return None
     problem = map_problem(attention, prepared, positions, grid)

@@ -59,8 +59,9 @@ class Readable(Protocol):
 
     `live_rows` are its rows as a function of tensors in the graph. `reduction_states` and `_indexed` read it without a
     graph: states of reductions, and the weights of queries and keys by index. `_row_blocks` cuts the queries into
-    ranges, with the keys that some or all of them may attend to, and `_spans` asks the mask for such keys: `question`
-    is "any_allowed" or "all_allowed". `_row_bytes` is the memory of one row of every batch entry and head.
+    ranges, with the keys that some and that all of them may attend to. With `whole` these are ranges of whole rows, of
+    which that many copies fit in the workspace. `_spans` asks the mask for such keys: `question` is "any_allowed" or
+    "all_allowed". `_row_bytes` is the memory of one row of every batch entry and head.
     """
 
     is_signed: ClassVar[bool]
@@ -460,7 +461,10 @@ def _saved(ctx: Any) -> Sequence[Tensor]:
 def _gradients(
     part: Part, inputs: Sequence[Tensor], wanted: Sequence[bool], create_graph: bool = False
 ) -> list[Tensor | None]:
-    """Gradients of a part of the results with respect to the wanted inputs; None where there is none."""
+    """Gradients of a part of the results with respect to the wanted inputs; None where there is none.
+
+    With `create_graph` they have a graph themselves, for a second derivative.
+    """
     part = [(result, grad) for result, grad in part if result.requires_grad]
     if not part:
         return [None] * len(inputs)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError
-from regard.base.shapes import to_device
+from regard.base.shapes import as_tensor, to_device
 
 #: Names of the axes of a map.
 AXES = ("batch", "head", "query", "key")
@@ -44,7 +44,7 @@ def indices(owner: str, axis: str, index: Index, size: int) -> Tensor:
         places = _range(owner, axis, index, size)
         return torch.arange(places.start, places.start + len(places) * places.step, places.step, device="cpu")
     try:
-        places = torch.as_tensor(index, device="cpu")
+        places = as_tensor(index, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         raise RegardError(f"{owner}: the {axis} index must be integers or a slice, got {index!r}.") from None
     places = places.long() if not places.numel() else places
@@ -165,7 +165,7 @@ def _as_tensor(part: Any) -> Any:
     if isinstance(part, str | bytes) or not (isinstance(part, Sequence) or hasattr(part, "__array__")):
         return part
     try:
-        return torch.as_tensor(part, device="cpu")
+        return as_tensor(part, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         return part
 

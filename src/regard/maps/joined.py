@@ -180,7 +180,10 @@ class JoinedMask(Mask):
         return spans & self.positions.keys if rows.covers(Spans.of((start - first, stop - first))) else EMPTY
 
     def _keys(self, question: str, start: int, stop: int) -> Iterator[tuple[MapRows, Spans]]:
-        """Each part with some of the queries [start, stop), and the answer of its own mask, as indices of its keys."""
+        """Each part with some of the queries [start, stop), and the answer of its own mask, as indices of its keys.
+
+        `question` is "any_allowed" or "all_allowed".
+        """
         first, last = start - self.positions.start, stop - self.positions.start
         for part in self.parts:
             top, bottom = max(first, part.start), min(last, part.stop)

@@ -122,6 +122,8 @@ class RingMap(ScoredMap):
     def _fetched(self, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> ScoredMap:
         """The map of these batch entries, heads, queries and keys, by their indices in the whole map. Collective.
 
+        All are vectors of integers on the device of the map.
+
         Every rank gets it. A rank holds all batch entries and heads of its own tokens, so it selects entries and heads
         itself. Queries and keys are sent by the ranks that hold them. The rows of the result have only some of their
         keys, which `_part` notes.
@@ -196,7 +198,8 @@ class RingMap(ScoredMap):
     def _own_tiles(self) -> Iterator[Tile]:
         """The tiles of this rank's queries with the keys of all ranks, in the order in which keys arrive.
 
-        If the caller stops early, the remaining visits still pass on the keys that other ranks wait for.
+        At each step keys of another rank arrive, or none if no query here needs them. If the caller stops early, the
+        remaining visits still pass on the keys that other ranks wait for.
         """
         ring_call = self._ring_call
         shared = [ring_call.own.value[..., :0], *self._prepared.tensors()]  # no values: weights do not need them

@@ -130,7 +130,10 @@ def _new_name(name: str, known: dict[str, Tensor]) -> str:
 
 
 def values_of_head(value: Tensor, shape: tuple[int, ...], batch: int, head: int) -> Tensor:
-    """The values (J, E) that a query head reads, of values with 2 to 4 axes; `shape` is that of the map."""
+    """The values (J, E) that query head `head` of batch entry `batch` reads, of values with 2 to 4 axes.
+
+    `shape` is that of the map.
+    """
     B, H, _, J = shape
     four = value if value.ndim == 4 else value[None, None] if value.ndim == 2 else value[:, None]
     if (

@@ -219,7 +219,10 @@ def _decode(value: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _build(path: str, inside: dict[str, Any]) -> Any:
-    """A piece of this package from its name and fields; a file can name no other class."""
+    """A piece of this package from its name and fields; a file can name no other class.
+
+    `path` is "module:class", and `inside` are the fields by name.
+    """
     module, _, name = (RENAMED.get(part, part) for part in path.partition(":"))
     kind = getattr(import_module(module), name, None) if module.startswith("regard.") else None
     kind = nn.Linear if path == LINEAR else kind

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from regard.base.errors import RegardError
 from regard.base.other_libraries import OF_MAPS, missing
+from regard.base.shapes import as_tensor
 from regard.maps.axis_reductions import axes_of, check_not_empty, extreme, extreme_places, product, summed
 from regard.maps.indices import Index
 
@@ -185,6 +186,8 @@ class TensorInterface:
 
     def __eq__(self, other: object) -> Any:
         """Number by number with a tensor, an array or a number; a map equals itself only."""
+        if isinstance(other, np.ndarray) and other.dtype.kind in "biufc":
+            other = as_tensor(other)
         if isinstance(other, Tensor | int | float | np.ndarray):
             return self.dense() == other
         return self is other

@@ -85,7 +85,8 @@ def attention_for(
 def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head_dim: int, key_dim: int) -> Attention:
     """The mechanism `name` of the catalog. Sizes of the model are filled in where its `build` has such a parameter.
 
-    `DEFAULTS` come before these, and the `arguments` of the caller before both.
+    `DEFAULTS` come before these, and the `arguments` of the caller before both. `role` is one of `ROLES`; `head_dim`
+    and `key_dim` are the widths of queries and of keys in a head.
     """
     build = mechanism(name).build
     parameters = inspect.signature(build).parameters
@@ -116,7 +117,10 @@ def _build(name: str, arguments: dict[str, Any], role: str, num_heads: int, head
 
 
 def _mask(mask: Mask | None, role: str) -> Mask | None:
-    """The mask for a role: causal for a decoder, otherwise without a plain causal mask of the mechanism."""
+    """The mask for a role: causal for a decoder, otherwise without a plain causal mask of the mechanism.
+
+    None allows all pairs.
+    """
     mask = None if mask is not None and mask.is_lower_triangular else mask
     if role != "decoder":
         return mask

@@ -289,7 +289,10 @@ def _check_projections(given: dict[str, nn.Linear], num_heads: int) -> None:
 
 
 def _attention(attention: Mechanism | None, dropout: float, is_causal: bool) -> Mechanism:
-    """The given attention, which has its own dropout and mask, or the default one."""
+    """The given attention, which has its own dropout and mask, or the default one with these.
+
+    `dropout` is a share, and `is_causal` asks for a causal mask. Beside an attention both are refused.
+    """
     if attention is None:
         return Attention(mask=causal() if is_causal else None, dropout=dropout)
     if dropout or is_causal:

@@ -186,7 +186,10 @@ class ProjectedKV:
 
     @cached_property
     def added(self) -> Tensor | None:
-        """The mask as a tensor that is added to scores, (B, 1, 1, J): 0 for allowed keys, -inf for the other keys."""
+        """The mask as a tensor that is added to scores, (B, 1, 1, J): 0 for allowed keys, -inf for the other keys.
+
+        None without a mask.
+        """
         if self.mask is None:
             return None
         real = self.mask.real_keys
@@ -247,7 +250,8 @@ def _needs_a_call(attention: Mechanism) -> bool:
 def _read_share(module: Attends, query: Tensor, keys: ProjectedKV, start: int | None) -> ModuleOutput:
     """The output for this rank's share of the queries and keys. Their positions are those of the whole sequence.
 
-    `start` is the position of the first query as the user gave it, or None.
+    `query` (B, H, I, D) has the queries of this rank. `start` is the position of the first query as the user gave it,
+    or None.
     """
     attention = _masked(keys.attention, keys)
     has_positions = attention.position or attention.bias or not (attention.mask is None or attention.mask.keys_only)

@@ -15,7 +15,7 @@ from torch import Tensor
 from regard.base.checks import Count, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, to_device, without_transforms
+from regard.base.shapes import Sizes, as_tensor, to_device, without_transforms
 from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
@@ -36,7 +36,7 @@ def padding(real: Tensor | Sequence[int]) -> Mask:
     [[1, 1, 1, 0], [1, 0, 0, 0]]
     """
     try:
-        tensor = real if isinstance(real, Tensor) else torch.as_tensor(real, device="cpu")
+        tensor = real if isinstance(real, Tensor) else as_tensor(real, device="cpu")
     except (TypeError, ValueError, RuntimeError):
         kind, remedy = type(real).__name__, ""
     else:

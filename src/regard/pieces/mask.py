@@ -298,7 +298,7 @@ class Both(Pair):
     join = staticmethod(and_)
 
     def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
-        """Without each side that allows all pairs here."""
+        """Without each side that allows all pairs here; None without both."""
         left, right = (part.remaining(start, stop, keys) for part in self.parts)
         if left is None or right is None:
             return right if left is None else left
@@ -314,7 +314,7 @@ class Either(Pair):
     join = staticmethod(or_)
 
     def remaining(self, start: int, stop: int, keys: Spans) -> Mask | None:
-        """Without a side all of whose keys the other side allows to every query here."""
+        """Without a side all of whose keys the other side allows to every query here; None if all pairs are allowed."""
         if super().remaining(start, stop, keys) is None:
             return None
         for narrow, wide in ((self.left, self.right), (self.right, self.left)):

@@ -28,7 +28,9 @@ def check_batch(mask: str, batch: int, sizes: Sizes) -> None:
 
 
 def integers(owner: str, name: str, values: Sequence[int]) -> tuple[int, ...]:
-    """The integers of a list, an array or a tensor, as Python integers."""
+    """The integers of a list, an array or a tensor, as Python integers. `owner` and `name` are the call and its
+    argument, for errors.
+    """
     try:
         listed = values.tolist() if hasattr(values, "tolist") else list(values)  # type: ignore[union-attr]
     except TypeError:
@@ -68,7 +70,7 @@ def shortened(numbers: Sequence[int]) -> str:
 
 
 def check_covers(mask: str, axis: str, positions: Spans, size: int) -> None:
-    """Refuse positions outside [0, size), the positions of the mask."""
+    """Refuse positions outside [0, size), the positions of the mask; `axis` is "queries" or "keys", for the error."""
     if not Spans(((0, size),)).covers(positions):
         ((first, stop),) = positions.hull()
         raise RegardError(

@@ -17,9 +17,11 @@ EXCLUDED = {"mask_tensor": "may not attend", "padding": "padding"}
 
 
 def mask_remedy(value: object, mask: str = "mask_tensor") -> str:
-    """The code that makes a mask of a tensor called `mask`: a `mask_tensor` of pairs, or a `padding` of keys.
+    """The code that makes a mask of a tensor, which has the name "mask" in this code. Errors about masks end with it.
 
-    Tensors of 1 and 0 have two conventions. The future, the diagonal and rows without any key tell them apart.
+    `mask` is the function that the code calls, here and below: "mask_tensor" for pairs, or "padding" for keys, which it
+    becomes if the shape is one of keys. Tensors of 1 and 0 have two conventions. The future, the diagonal and rows
+    without any key tell them apart.
 
     >>> import torch
     >>> print(mask_remedy(torch.ones(3, 3).triu(1)))
@@ -103,7 +105,10 @@ def _code(value: Tensor, allowed: Tensor, mask: str, expression: str) -> str:
 
 
 def _evidence(value: Tensor, has_pairs: bool) -> tuple[str, bool] | None:
-    """The evidence for the sense of 1 and 0, and whether 1 = may attend; None if there is none, or it disagrees."""
+    """The evidence for the sense of 1 and 0, and whether 1 = may attend; None if there is none, or it disagrees.
+
+    `has_pairs`: the last two axes are queries and keys.
+    """
     if has_pairs and value.ndim >= 2 and value.shape[-1] == value.shape[-2] > 1:
         pairs = torch.ones(value.shape[-2:], dtype=torch.bool, device=value.device)
         diagonal = _common(value[..., pairs.triu() & pairs.tril()])

@@ -241,7 +241,7 @@ class sliding_tiles(Mask):
 
 
 def _for_axes(mask: str, name: str, given: object, count: int) -> tuple[int, ...]:
-    """One integer of at least 1 for each axis."""
+    """One integer of at least 1 for each of `count` axes. Errors name the `mask` and the `name` of its argument."""
     listed = given if isinstance(given, Sequence | Tensor) and getattr(given, "ndim", 1) else [given] * count
     numbers = integers(mask, name, listed)  # type: ignore[arg-type]
     if len(numbers) != count or min(numbers) < 1:
@@ -283,6 +283,7 @@ def _windows(length: int, size: int, dilation: int, stride: int, is_causal: bool
 def _boxes(start: int, stop: int, shape: tuple[int, ...]) -> Iterator[list[tuple[int, int]]]:
     """Boxes that the positions [start, stop) of a grid consist of: the ends of each axis, both included.
 
+    There is at least one position, and all are in the grid.
     A slab has one place on the first axis. There is part of a first slab, whole slabs, and part of a last slab.
     """
     if len(shape) == 1:

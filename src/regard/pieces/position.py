@@ -267,7 +267,10 @@ class RoPE(Encoding):
 
 
 def rotated_pairs(x: Tensor, angle: Tensor, interleaved: bool) -> Tensor:
-    """Pairs of channels rotated by their angles: (..., n, D), (..., n, D / 2) -> (..., n, D)."""
+    """Pairs of channels rotated by their angles: (..., n, D), (..., n, D / 2) -> (..., n, D).
+
+    Pairs are neighbors if `interleaved`, else channels of the two halves.
+    """
     cos, sin = angle.cos(), angle.sin()
     if interleaved:
         a, b = x[..., 0::2], x[..., 1::2]

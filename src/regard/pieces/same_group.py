@@ -77,9 +77,10 @@ class SameGroup(Mask):
         batch, length = self.groups.shape
         used = positions.queries(sizes.I) | positions.keys
         if batch not in (1, sizes.B) or not Spans(((0, length),)).covers(used):
+            positions_used = f"positions up to {used.hull().intervals[0][1] - 1}" if used else "no position"
             raise RegardError(
                 f"SameGroup: made for a batch of {batch} and {length} positions, used with a batch of {sizes.B} and "
-                f"positions up to {used.hull().intervals[0][1] - 1}. Give every position its group."
+                f"{positions_used}. Give every position its group."
             )
 
     @cached_property

@@ -84,7 +84,10 @@ def scale_of_heads(score: Score, query: Tensor, grid: Grid) -> float | Tensor | 
 
 
 def _scale_of_heads(scale: float | Tensor | None, query: Tensor, grid: Grid) -> float | Tensor | None:
-    """A factor for the heads of a tile."""
+    """The factor of scores for the heads of a tile: a number, or (heads, 1, 1) in the dtype of the queries.
+
+    None for a score without a scale.
+    """
     if not isinstance(scale, Tensor):
         return scale
     return (scale[grid.head] if scale.ndim else scale).to(query.dtype)

@@ -182,7 +182,7 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _bonus_weight(piece: str, query: Tensor, key: Tensor, bonus: Tensor) -> Tensor:
-    """q_i . (bonus * k_i) for the last tokens: (B, H, I)."""
+    """q_i . (bonus * k_i) for the last tokens, (B, H, I), with a bonus (H, D). The error names the `piece`."""
     if bonus.shape != (query.shape[1], query.shape[3]):
         raise RegardError(
             f"{piece}: bonus must be (heads, width) = {(query.shape[1], query.shape[3])}, got {tuple(bonus.shape)}."

@@ -48,7 +48,10 @@ class DocumentResult:
 
 
 def measure_document(reader: TextReader, document: str, layers: list[int] | None, length: int | None) -> DocumentResult:
-    """Measure one document; an error of the model becomes the reason of the result."""
+    """Measure the first `length` tokens of one document (None: as many as the model takes).
+
+    An error of the model becomes the reason of the result.
+    """
     if isinstance(document, Unreadable):
         return DocumentResult(reason=str(document))
     if not document.strip():

@@ -53,7 +53,7 @@ def _given(texts: Iterable[str]) -> Callable[[], Iterator[str]]:
 
 
 def _reader_of(path: Path, field: str) -> Callable[[], Iterator[str]]:
-    """A function that reads the documents of a file or a folder, by its kind."""
+    """A function that reads the documents of a file or a folder, by its kind. `field` has the text of a record."""
     if path.is_dir():
         return _datasets(path, field)
     if not path.is_file():

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 @np.errstate(invalid="ignore")  # of NaN and infinite inputs, which torch does not warn of either
 def reference(problem: Problem) -> tuple[Array, Array]:
-    """Output (B, H, I, E) and weights (B, H, I, J) of a problem, by definition."""
+    """Output (B, H, I, E) and weights (B, H, I, J) of a problem, by definition, in float64.
+
+    A query that may attend to no key has the output 0 and the weights 0.
+    """
     s = problem.sizes
     outputs, weights = np.zeros((s.B, s.H, s.I, s.E)), np.zeros((s.B, s.H, s.I, s.J))
     for b in range(s.B):

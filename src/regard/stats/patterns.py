@@ -113,7 +113,7 @@ def patterns(weights: AttentionMap, segments: Sequence[int] | Tensor | None = No
 
 
 def _divisions(n: int, segments: Sequence[int] | Tensor | None) -> list[list[int]]:
-    """Lengths of segments for each division to try: the given lengths, or equal lengths."""
+    """Lengths of segments for each division of `n` tokens to try: the given lengths, or equal lengths."""
     if segments is not None:
         lengths = _lengths(segments)
         if sum(lengths) != n or min(lengths, default=0) < 1:

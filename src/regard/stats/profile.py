@@ -166,7 +166,10 @@ class ModelProfile:
         return [name for name, value in self.layers[0].values.items() if value.ndim == 1]
 
     def _heads(self) -> Iterator[tuple[int, int, list[float], str]]:
-        """Layer, head, statistics and strongest link of each head."""
+        """Layer, head, statistics and strongest link of each head.
+
+        The statistics are in the order of `_names`. Without tokens the link, a text, is "".
+        """
         for layer in self.layers:
             for head in range(layer.num_heads):
                 link = self.describe(layer.strongest(head, self.ordinary)) if self.query_tokens else ""
@@ -276,7 +279,11 @@ def _layer(
     statistics: Sequence[HeadStatistic],
     also: Callable[[AttentionMap], Sequence[Reduction]],
 ) -> LayerProfile:
-    """The profile of one text of a layer. All reductions run in one pass: shared, further (`also`), of statistics."""
+    """The profile of one text of a layer. All reductions run in one pass: shared, further (`also`), of statistics.
+
+    `name` is the path of the module, `special` are the indices of special keys, and `num_links` is the number of links
+    that are kept for each query.
+    """
     statistic_reductions: list[tuple[Reduction, ...]] = [s.reductions(weights, special) for s in statistics]
     shared = _shared_reductions(weights, special, num_links)
     further = tuple(also(weights))

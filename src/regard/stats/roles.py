@@ -548,7 +548,7 @@ def roles_of_kind(kind: str, layer: int, score: Measured, null: Measured) -> lis
 def _has_role(kind: str, score: float, null: float, chance: float) -> bool:
     """Whether these scores give a head the role: see `roles`. They do not if the null is NaN."""
     if kind == "broad":
-        return min(score, null) >= BROAD
+        return score >= BROAD and null >= BROAD  # min would leave a NaN out
     if kind in CONTENT:
         return score >= LABEL and score - null >= MARGIN and score - chance >= MARGIN
     return score >= LABEL and null >= LABEL and min(score, null) - chance >= MARGIN

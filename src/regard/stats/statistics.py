@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
-from regard.base.shapes import to_device
+from regard.base.shapes import as_tensor, to_device
 from regard.engine.kernel.similarity import HeadProducts
 from regard.maps import AttentionMap, Distance, Entropy, MassOn, Reduction, Tile
 from regard.maps.compiled_reductions import computes
@@ -128,7 +128,7 @@ computes(SameToken, _of_same_token)
 
 def _tokens(name: str, tokens: Tensor, B: int, length: int, device: torch.device) -> Tensor:
     """Token numbers (length,) or (B, length) as (B, length) on the device. `name` says in an error which they are."""
-    tokens = torch.as_tensor(tokens, device=device)
+    tokens = as_tensor(tokens, device=device)
     if tokens.is_floating_point() or tokens.shape not in ((length,), (B, length)):
         raise RegardError(
             f"SameToken: {name} are integer token numbers of shape ({length},) or ({B}, {length}), "

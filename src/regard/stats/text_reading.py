@@ -130,7 +130,7 @@ class TextReading:
         return [weights[0, :, query].cpu() for weights in self.maps.values()]
 
     def notable(self, query: int, count: int = 3) -> list[HeadLink]:
-        """The strongest links from `query` to ordinary tokens, at most one for each head.
+        """The `count` strongest links from `query`, an index, to ordinary tokens, at most one for each head.
 
         In self-attention the first token, the token itself and its neighbors are left out, because many heads put most
         of their weight on these.

@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from regard.base.checks import Count, HoldsMaps, checked
 from regard.base.errors import RegardError
-from regard.base.shapes import unusual_kind
+from regard.base.shapes import as_tensor, unusual_kind
 from regard.maps import AttentionMap, DenseMap, KeyTotals, MassOn, MassWhere
 from regard.pieces import mask
 from regard.stats.numbering import head_name, layer_numbers
@@ -265,7 +265,7 @@ def _above(values: Tensor | None, threshold: float) -> tuple[tuple[int, ...], fl
 
 
 def _groups(similarity: Tensor, threshold: float) -> list[tuple[int, ...]]:
-    """Groups of at least two heads that are connected by similarities above the threshold."""
+    """Groups of at least two heads that are connected by similarities (H, H) above the threshold."""
     remaining, groups = set(range(len(similarity))), []
     while remaining:
         group, added = set(), {min(remaining)}  # grows by all heads that are similar to a new one
@@ -407,7 +407,7 @@ def _shared(received: Tensor, real: Tensor) -> bool:
 def _real(real: Tensor | Sequence[int], shape: tuple[int, int, int, int]) -> Tensor:
     """Which keys are real, (B, J), from lengths (B,) or booleans (B, J)."""
     B, _, _, J = shape
-    real = torch.as_tensor(real)
+    real = as_tensor(real)
     if real.dtype in (torch.int32, torch.int64) and real.shape == (B,):
         return torch.arange(J, device=real.device) < real[:, None]
     if real.dtype == torch.bool and real.shape == (B, J):

@@ -213,7 +213,7 @@ def is_positional(layer: LayerProfile, head: int, link: Link) -> bool:
 def _described(reading: TextReading, index: int, head: int, link: Link) -> dict[str, Any]:
     """A link as JSON: its place, its weight, the `NUM_ARCS` strongest keys of its query, and a sentence.
 
-    `index` is that of the layer in the profile.
+    `index` is that of the layer in the profile, and `head` the number of the head.
     """
     layer = reading.profile.layers[index]
     row = list(reading.maps.values())[index][0, head, link.query].cpu()

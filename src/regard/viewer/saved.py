@@ -300,7 +300,10 @@ def _wrong_layer(name: str, layer: dict[str, Any], shape: tuple[int, ...], names
 
 
 def _wrong_picture(where: str, thumbnail: str, size: list[int]) -> Iterator[str]:
-    """A thumbnail that is not `size` (rows, columns) bytes in base64."""
+    """The error of a thumbnail that is not `size` (rows, columns) bytes in base64; none if it is.
+
+    `where` is its place in the file.
+    """
     try:
         cells = len(base64.b64decode(thumbnail, validate=True))
     except ValueError:

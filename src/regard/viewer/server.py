@@ -168,7 +168,8 @@ def application(
 ) -> Starlette:
     """The ASGI application: the page at `/`, answers below `/ask/`. `hosts` are the accepted host names; None: all.
 
-    `sheets` are the texts. Requests must have the `token`, unless it is empty.
+    `sheets` are the texts. With a `model` readers can type texts, which it reads. `story` is a tour that the page
+    plays. Requests must have the `token`, unless it is empty.
     """
     _need_packages()
     from starlette.applications import Starlette
@@ -293,7 +294,10 @@ def _name(host: str) -> str | None:
 
 
 def listen(host: str, port: int, token: str) -> socket.socket:
-    """Open the socket of `serve`. Call it before loading the texts, so that a port in use is an error immediately."""
+    """Open the socket of `serve`. Call it before loading the texts, so that a port in use is an error immediately.
+
+    Other hosts than those of this machine need a `token` of at least 16 characters.
+    """
     if host not in LOOPBACK and len(token) < 16:
         raise RegardError(
             f"view: --host {host} makes the page visible to other machines, so it needs --token with at least 16 "

@@ -96,7 +96,7 @@ class Story:
 
 
 def story_of(story: Story | str | os.PathLike[str] | None, sheets: Sequence[Sheet]) -> Story | None:
-    """A story for these texts: itself, or that of a file."""
+    """A story for these texts: itself, or that of a file; None for None."""
     if story is None:
         return None
     if not isinstance(story, Story | str | os.PathLike):

@@ -352,7 +352,10 @@ class KernelProblem:
         return p.grid.line(p.positions.distances(p.sizes.I))
 
     def _by_distance(self, biases: tuple[Bias, ...]) -> Tensor | None:
-        """The sum of biases for each head and distance, (H, I + J - 1), without ShawBias: `_clipped` has its terms."""
+        """The sum of biases for each head and distance, (H, I + J - 1), without ShawBias: `_clipped` has its terms.
+
+        None without such biases.
+        """
         biases = tuple(bias for bias in biases if not is_shaw(bias))
         if not biases:
             return None

@@ -75,7 +75,10 @@ class Layout:
 
     @staticmethod
     def _new(mask: Mask | None, positions: Positions, sizes: Sizes, tile_queries: int) -> Layout:
-        """The layout of a mask: its relative part as a range, and of the rest the tiles of each batch entry."""
+        """The layout of a mask: its relative part as a range, and of the rest the tiles of each batch entry.
+
+        A tile has at most `tile_queries` queries.
+        """
         grid = Grid.whole(positions, sizes.B, sizes.H, sizes.I)
         relative, rest = _parts(mask, len(positions.keys.intervals) == 1)
         low, high, distances = _range(relative, positions)

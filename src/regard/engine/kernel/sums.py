@@ -36,7 +36,7 @@ class Sums(Pointers):
 
 
 def compiled_sums(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Library | None:
-    """The library, if it computes these averages faster than torch; else None. Shapes as in `causal_averages`."""
+    """The library, if it computes these averages faster than torch; else None. Shapes as in `CompiledAverages`."""
     tensors = query, key, value, past
     if is_transformed() or torch.get_num_threads() > MOST_THREADS_PER_HEAD * key.shape[0] * key.shape[1]:
         return None
@@ -45,7 +45,12 @@ def compiled_sums(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> Li
 
 
 class CompiledAverages(torch.autograd.Function):
-    """As `causal_averages` of the linear engine, for as many queries as keys, in float32."""
+    """Averages of the values of keys j <= i with the weights query_i . key_j, and the state after all tokens.
+
+    query (B, H, n, W), key (B, G, n, W), value (B, G, n, E), all in float32. `past` (B, G, W, E + 1) is the state after
+    earlier tokens: sums of key_j [value_j, 1]. Returns the averages (B, H, n, E), their denominators (B, H, n), without
+    gradients, and the state, shaped as `past`. An average whose denominator is 0 is 0. The linear engine calls this.
+    """
 
     @staticmethod
     def forward(

@@ -170,7 +170,7 @@ def _of_tokens(
     grads: WriteGradients,
     grad_value: Tensor,
 ) -> tuple[Tensor | None, ...]:
-    """Gradients of the tokens: query, key, value, log_decay, address and erase.
+    """Gradients of the tokens, (N, C, ...) each: query, key, value, log_decay, address and erase.
 
     `pair_grads` are those of the pairs of addresses and of queries, for each vector that is written, `decayed_address`
     is the gradient of the addresses decayed since the start of the chunk, and `grads` has those of other factors. A

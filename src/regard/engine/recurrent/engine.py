@@ -87,7 +87,7 @@ def _is_compilable(steps: Steps) -> bool:
 
 
 def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor] | None:
-    """Outputs and the last state by the compiled kernels; None where they cannot run."""
+    """Outputs and the last state by the compiled kernels, as `recur`; None where they cannot run."""
     if not _is_compilable(steps):
         return None
     (B, H, I, D), (J, E) = steps.query.shape, value.shape[2:]
@@ -111,7 +111,7 @@ def _compiled(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
 
 
 def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Outputs and the last state by torch's operations, on one axis Z of batch entries and heads."""
+    """Outputs and the last state by torch's operations, as `recur`, on one axis Z of batch entries and heads."""
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
     flat = {name: _flat(getattr(steps, name)) for name in ("query", *Steps.ON_COLS)}

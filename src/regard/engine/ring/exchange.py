@@ -196,7 +196,7 @@ class Exchange:
         return objects
 
     def gathered(self, x: Tensor, counts: Sequence[int]) -> Tensor:
-        """The shares of all ranks, of lengths `counts`, concatenated on axis 2. Collective.
+        """The shares of all ranks, of lengths `counts`, concatenated on axis 2; `x` is that of this rank. Collective.
 
         Ranks can gather only tensors of one size, so all are padded to the longest.
         """

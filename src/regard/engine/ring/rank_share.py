@@ -121,7 +121,7 @@ class ShareProblem(Problem):
     def _own(self, bias: Bias, cols: Tensor | None) -> Tensor | None:
         """The vectors of the own keys, out of `cols`, those of all keys, which are on axis 2.
 
-        A bias that read the stand-in has made a NaN.
+        A bias that read the stand-in has made a NaN. Without `cols` there are none: None.
         """
         if cols is None:
             return None

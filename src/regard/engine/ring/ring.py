@@ -255,7 +255,7 @@ def _default_here() -> Ring | None:
 
 
 def _group(group: Any) -> dist.ProcessGroup | None:
-    """The process group of the argument `group`."""
+    """The process group of the argument `group`: itself, or that of a mesh of one dimension; None stays None."""
     if group is None or isinstance(group, dist.ProcessGroup):
         return group
     if hasattr(group, "get_group") and hasattr(group, "ndim"):

@@ -256,7 +256,10 @@ class _Backward:
         return self._of_keys(sums)
 
     def add_sink(self, sinkless_statistic: RowStatistic, output_grads: OutputGrads) -> None:
-        """Add the gradient of a learned sink. It changes the output by the log-sum-exp r alone: d out / d r = -out."""
+        """Add the gradient of a learned sink. It changes the output by the log-sum-exp r alone: d out / d r = -out.
+
+        `sinkless_statistic` is the row statistic (B, H, I) before the sink, and `output_grads` has grad . out.
+        """
         normalizer = self.ring_call.own.attention.normalizer
         ids = {id(t) for t in tensors_of(normalizer)}
         numbers = [n for n, t in enumerate(self.parameters) if id(t) in ids and t.requires_grad]

@@ -37,7 +37,7 @@ def shares(length: int, ranks: int, layout: str) -> list[Spans]:
 def shares_of(lengths: Sequence[int], layout: str, what: str) -> list[Spans]:
     """The tokens of ranks that hold these numbers of tokens. Zigzag shares must have the lengths of `shares`.
 
-    `what` names the tokens in the error: "queries" or "keys".
+    `layout` is one of `LAYOUTS`. `what` names the tokens in the error: "queries" or "keys".
     """
     if layout == "contiguous":
         return [Spans.of(ends) for ends in pairwise([0, *accumulate(lengths)])]

@@ -137,8 +137,8 @@ class Capture(KeptCall):
     """One call of a module: its pieces, queries (B, H, I, D) and keys, and its verification.
 
     `logsumexp` (B, H, I) is that of the rows if the kernel returned it, and `states` are those of reductions that it
-    computed. `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. If
-    `is_live`, the tensors have their graphs.
+    computed. `values` are kept with watch(keep="qkv"), and `patched`, the output (B, H, I, E) after patches. `edits`
+    are those of its weights. If `is_live`, the tensors have their graphs.
     """
 
     attention: Attention
@@ -205,7 +205,8 @@ class Capture(KeptCall):
 class ModuleMap(KeptCall):
     """A map that a module of `regard.nn` reported, or the maps of consecutive decoding steps.
 
-    Without `steps` every call has its own map: another call of `attend` may have other pieces.
+    Without `steps` every call has its own map: another call of `attend` may have other pieces. `values` (B, G, J, E)
+    and `patched`, the output (B, H, I, E) after patches, are kept with watch(keep="qkv").
     """
 
     maps: list[AttentionMap]

@@ -187,7 +187,7 @@ class GenerationRecorder(CallObserver):
     def generation_started(self, model: nn.Module, prompt: Tensor, options: dict[str, Any]) -> None:
         """Begin a record; a generation inside another one only marks the record of the outer one as nested.
 
-        `prompt` are the ids, and `options` the named arguments of the method that decodes.
+        `prompt` are the ids (B, n), and `options` the named arguments of the method that decodes.
         """
         if not self._concerns(model):
             return
@@ -227,7 +227,10 @@ class GenerationRecorder(CallObserver):
             self._started = self._counts()
 
     def module_ended(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        """Record a pass, give it to the function of the user, and drop old passes."""
+        """Record a pass, give it to the function of the user, and drop old passes.
+
+        The arguments are those of the module, and what it returned; an output of None is that of an error.
+        """
         if output is None or not self._is_pass(module):
             return
         calls = {name: range(self._started.get(name, 0), count) for name, count in self._counts().items()}
@@ -278,9 +281,9 @@ class GenerationRecorder(CallObserver):
 
 
 def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[str, int]) -> GenerationRecord:
-    """The record of a generation that begins: `options` are those of the method that decodes.
+    """The record of a generation that begins with the ids `prompt` (B, n).
 
-    `before` has the number of calls of each module so far.
+    `options` are those of the method that decodes. `before` has the number of calls of each module so far.
 
     In an encoder-decoder `attention_mask` belongs to the encoder. A mask of other sizes than the prompt says nothing
     about its tokens.
@@ -302,7 +305,7 @@ def _record(model: Any, prompt: Tensor, options: dict[str, Any], before: dict[st
 
 
 def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int:
-    """The position of the first token of the prompt: not 0 after embeddings, or if an earlier cache is continued.
+    """The position of the first token of the prompt (B, n): not 0 after embeddings, or if a cache is continued.
 
     A cache is continued with the whole text, or only with its new tokens. Then the mask is longer than the prompt.
     Without a mask transformers notes its length in `_mask_length`.
@@ -317,7 +320,7 @@ def _first_position(prompt: Tensor, config: Any, options: dict[str, Any]) -> int
 
 
 def _tokens(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
-    """The tokens (B, I) that a pass read, or their embeddings (B, I, C)."""
+    """The tokens (B, I) that a pass read, or their embeddings (B, I, C); None if no argument is known to be these."""
     given = next((kwargs[name] for name in TOKENS if isinstance(kwargs.get(name), Tensor)), None)
     given = args[0] if given is None and args and isinstance(args[0], Tensor) else given
     return given if given is not None and given.ndim >= 2 else None

@@ -75,9 +75,9 @@ class FinalRead:
 
 @dataclass(frozen=True, eq=False)
 class _Block:
-    """A few rows of one call of a block: its input, its output, and whether the output is the input plus its parts.
+    """A few rows of one call of a block: its input `before`, its output `after`, and whether it only adds (`is_sum`).
 
-    `names` are the attention modules in the block.
+    Then the output is the input plus the parts of the block. `names` are the attention modules in the block.
     """
 
     names: tuple[str, ...]
@@ -183,7 +183,7 @@ def blocks_of(model: nn.Module, attending: Iterable[str]) -> dict[nn.Module, tup
 
 
 def _first(values: Iterable[Any]) -> Tensor | None:
-    """The first tensor of numbers in arguments or results."""
+    """The first tensor of floating-point numbers in arguments or results, also inside tuples; None without one."""
     for value in values:
         if isinstance(value, tuple | list):
             value = _first(value)
@@ -215,8 +215,8 @@ def _is_sum(before: Tensor, after: Tensor, own: list[Tensor], others: list[Tenso
 def _final_read(running: _Running, given: Tensor) -> FinalRead:
     """How this run ended: the norm that the head reads, and the blocks whose sums do not reach it.
 
-    `given` is the input of the language-model head. From the last block back, each must hand its sum to the next one,
-    unchanged; the last one to the norm.
+    `given` (B, n, C) is the input of the language-model head. From the last block back, each must hand its sum to the
+    next one, unchanged; the last one to the norm.
     """
     if running.norm is None or given.untyped_storage().data_ptr() != running.norm[2].untyped_storage().data_ptr():
         return FinalRead("the language-model head does not read the result of a norm of the residual stream")
@@ -238,7 +238,8 @@ def _final_read(running: _Running, given: Tensor) -> FinalRead:
 def _linearized(module: nn.Module, x: Tensor, y: Tensor) -> FinalNorm | str:
     """The norm of x with its scale held, if it is a LayerNorm or an RMSNorm: the form that fits its output y best.
 
-    A norm may subtract the mean, and its gain is its weight, or one more (Gemma). Else the reason why it is neither.
+    Both are (B, n, C). A norm may subtract the mean, and its gain is its weight, or one more (Gemma). Else the reason
+    why it is neither.
     """
     with loaded(module):
         wide, weight, bias = at_least_float32(x), getattr(module, "weight", None), getattr(module, "bias", None)
@@ -294,7 +295,7 @@ class JoinedHeads:
     def module_ended(
         self, module: nn.Module, args: Iterable[Any], kwargs: Mapping[str, Any], output: Any = None
     ) -> str | None:
-        """Keep the input of an output projection; returns the name of its attention module."""
+        """Keep the input of an output projection; returns the name of its attention module, None for other modules."""
         name = self._names.get(module)
         given = next((x for x in (*args, *kwargs.values()) if isinstance(x, Tensor)), None)
         if name is not None and given is not None:

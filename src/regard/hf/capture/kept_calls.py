@@ -104,7 +104,7 @@ class KeptCall:
 
 @dataclass(eq=False)
 class LazyCall(KeptCall):
-    """A call whose map and values are computed by two functions when they are read."""
+    """A call whose map and values are computed by two functions, `build` and `values`, when they are read."""
 
     shape: tuple[int, int, int, int]
     check: Check
@@ -227,9 +227,9 @@ def _is_known(call: AttentionCall) -> bool:
 
 
 def _blocks(observed: ObservedCall, every_row: bool) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batch entries and rows of each block that is recomputed at once.
+    """Batch entries and rows of each block that is recomputed at once: all rows with `every_row`, else a few.
 
-    `is_whole`: the output of a module is only comparable for all rows together.
+    `is_whole` of the call: the output of a module is only comparable for all rows together.
     """
     call = observed.call
     (B, H, I, _), J, device = call.query.shape, call.key.shape[2], call.query.device

@@ -74,9 +74,10 @@ def _are_ids(tensor: object) -> bool:
 
 
 def _continued(before: Tensor | None, ids: Tensor | None, length: int) -> Tensor | None:
-    """The ids of `length` tokens in a cache, of which the last are those of this call; `before` has the others.
+    """The ids (B, length) of the tokens in a cache, of which the last, `ids`, are those of this call.
 
-    If `before` does not have them, as in the first call, these are only the ids of this call.
+    `before` has the others. If it does not, as in the first call, these are only the ids of this call. If this call had
+    embeddings in place of ids, `before` is returned.
     """
     if not _are_ids(ids):
         return before
@@ -119,7 +120,8 @@ def pictured_inputs(
     """The pictured inputs of a model after a call of one of its modules, by name; nothing if the call changes none.
 
     A call of the whole model with an image tells all. `generate` calls the vision tower before the model, and the model
-    without the image, so the tower tells the image, and the next call of a whole text tells its ids.
+    without the image, so the tower tells the image, and the next call of a whole text tells its ids. `is_root`: the
+    module is the whole model. `before` are the inputs before this call.
     """
     parameters = _parameters(type(module))
     if not is_root and {*parameters, *kwargs}.isdisjoint((*PICTURED, "grid_thw")):

@@ -630,7 +630,10 @@ class WatchedAttention(HoldsMaps):
             return names[part]
 
         def bound(number: int | None) -> int | None:
-            """The layer that an end of the slice means; a negative one counts from the last chosen layer."""
+            """The layer that an end of the slice means; a negative one counts from the last chosen layer.
+
+            An open end, None, stays open.
+            """
             if number is None or number >= 0:
                 return number
             return numbers[number] if number >= -len(numbers) else 0

@@ -162,7 +162,8 @@ def _edited(
     """A call that torch projects, as the open edits change it; None if none does.
 
     `output` is what torch returned, outputs and weights, and `given` the arguments of the call. The result has the axes
-    of this output. As a call of eager code, `computed` returns the weights too.
+    of this output, whose first is the batch if `batch_first`. As a call of eager code, `computed` returns the weights
+    too.
     """
     call = observed.call
     edited = edited_call(call)
@@ -188,7 +189,7 @@ def _is_selected(module: nn.Module) -> bool:
 
 
 def _weights(given: dict[str, Any], output: Any, weights: Tensor) -> Tensor | None:
-    """The weights that torch returns: of each head, or their mean."""
+    """The weights that torch returns: of each head, or their mean; None if torch was to return none."""
     if output[1] is None:
         return None
     weights = weights.mean(1) if given["average_attn_weights"] else weights

@@ -96,7 +96,10 @@ class DenseCall(KeptCall):
 
 @dataclass(frozen=True, eq=False)
 class StepMemory:
-    """The values that a call with one query read. A decoder reads the same ones at its next step."""
+    """The values that a call with one query read, and the version of their tensor then.
+
+    A decoder reads the same ones at its next step.
+    """
 
     values: Tensor
     version: int
@@ -122,8 +125,9 @@ class StepMemory:
 class RerunCall(DenseCall):
     """One call of a module that computes softmax itself: the inputs to run it again, and a few rows of its weights.
 
-    `number` is the place of its softmax among those of the run. `small` has the weights if they take less memory than
-    the inputs, which are not kept then.
+    `name` is the path of the module, and `shape` that of the weights. `number` is the place of its softmax among those
+    of the run. The rows `sample` must be the same when it runs again. `slot` holds the weights that were read last.
+    `small` has the weights if they take less memory than the inputs, which are not kept then.
     """
 
     name: str
@@ -153,7 +157,11 @@ class RerunCall(DenseCall):
         output: Any = None,
         keeps_values: bool = False,
     ) -> RerunCall:
-        """The call, from the module's inputs, the trace of its run, and its output."""
+        """The call, from the module's inputs, the trace of its run, and its output.
+
+        `name` is the path of the module, and `slot` holds the weights that were read last. With `keeps_values`
+        values can be read too.
+        """
         check_numbers(trace.softmaxes[0])
         product = trace.weighted_sum(type(module).__name__)
         number = product.weights.number
@@ -376,7 +384,8 @@ def returned_call(name: str, observed: ObservedCall, reason: Untranslatable, kee
     """The returned weights of a call that cannot be recomputed; else `Untranslatable` with reason and remedy.
 
     Eager backends return their weights. They are kept only if weights times values are the backend's output: some
-    models return other weights than they compute with. They take O(n^2) memory, so this is the last resort.
+    models return other weights than they compute with. They take O(n^2) memory, so this is the last resort. `name` is
+    the path of the module. With `keeps_values` values can be read too.
     """
     call, weights = observed.call, observed.weights
     if weights is None or weights.ndim != 4:

@@ -110,7 +110,7 @@ def _merged(reduction: Reduction, state: State | None, later: State | None) -> S
 
 
 def checked_reductions(reductions: Iterable[Reduction] | None, keep: str) -> tuple[Reduction, ...]:
-    """The reductions for keep="statistics", and no reductions for keep="qk"."""
+    """The reductions that `watch` computes while the model runs: for keep="statistics", and none for other values."""
     if keep != "statistics":
         if reductions is not None:
             raise RegardError(

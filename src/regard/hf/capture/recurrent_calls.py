@@ -203,8 +203,9 @@ ALL_ROWS = "all"
 class RecurrentCall(KeptCall):
     """One call of a recurrent layer: the tensors of its weights, and the call that it continues.
 
-    `order` has, for each batch entry, the entry of the earlier call that it continues; None: the same one. `dtype` is
-    the precision of the layer, and `verified` the argument `verify` of the watch.
+    `name` is the path of the module, and `core` has the tensors of this call. `order` has, for each batch entry, the
+    entry of the earlier call that it continues; None: the same one. `dtype` is the precision of the layer, `verified`
+    the argument `verify` of the watch, and `keeps_values` is its keep="qkv".
     """
 
     name: str
@@ -342,7 +343,7 @@ class RecurrentCall(KeptCall):
             call.core = replace(call.core, value=value, output=output, scale=None, offset=None)
 
     def _compared(self, expected: Tensor, actual: Tensor) -> Check:
-        """The check of the largest difference between the output that the weights give and the actual one.
+        """The check of the largest difference of the output that the weights give and the actual one, (B, H, I, E).
 
         Its tolerance is a share, by dtype (`TOLERANCE`), of the largest actual number. An output that is not finite is
         not checked.

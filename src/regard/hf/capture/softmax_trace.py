@@ -121,7 +121,8 @@ def _matrix_product(name: str, part: Traced, operands: Any) -> WeightedSum | Non
     """A product of two operands, weights (..., I, J) @ values (..., J, E) or values (..., E, J) @ weights (..., J, I).
 
     A vector of weights (J,) may stand on either side. A linear layer transposes its second operand, so weights are
-    known there as the first one only.
+    known there as the first one only. None if the product does not sum over the keys of `part`, or has one map for
+    several texts.
     """
     weights = part.tensor
     is_left = operands[0] is weights and part.axis == -1
@@ -168,7 +169,10 @@ def _einsum(part: Traced, args: tuple[Any, ...]) -> WeightedSum | None:
 
 
 def _by_key(of_weights: str, of_values: str, key: str, values: Tensor) -> Tensor | None:
-    """Values (batch axes of the weights, J, E) from an einsum of weights (batch axes, I, J); None for other orders."""
+    """Values (batch axes of the weights, J, E) from an einsum of weights (batch axes, I, J); None for other orders.
+
+    `of_weights` and `of_values` are the letters of both, and `key` is that of the keys.
+    """
     width = [letter for letter in of_values if letter not in of_weights]
     shared = [letter for letter in of_values if letter in of_weights]
     batch = of_weights[:-2]
@@ -391,7 +395,10 @@ def _adds_axes(index: Any) -> bool:
 
 
 def _axis_after_reshape(part: Traced, output: Tensor) -> int | None:
-    """The axis of keys of a view whose last axis stays, or that differs only in axes of size 1."""
+    """The axis of keys, counted from the end, of a view whose last axis stays or that differs only in axes of size 1.
+
+    None for any other view.
+    """
     before = part.tensor
     if part.axis == -1 and output.ndim > 1 and output.shape[-1] == before.shape[-1]:
         return -1 if output.numel() == before.numel() else None
@@ -414,7 +421,7 @@ def _axis_after_squeeze(part: Traced, dim: int, output: Tensor) -> int | None:
 
 
 def _moved(part: Traced, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
-    """The axis of keys after a permutation of axes."""
+    """The axis of keys, counted from the end, after a function `name` that permutes axes; the arguments are its own."""
     rest = (*args[1:], *kwargs.values())
     axes = list(range(part.tensor.ndim))
     if name == "permute":

@@ -278,7 +278,8 @@ def _observed(
     """A call that torch projects with the weights of `layer`: a module, or an object with the same attributes.
 
     `given` are its arguments, and `output` is what it returned, with the axes that it was given. Inputs without a batch
-    axis get one. `added` is the number of keys that torch adds (bias_k, add_zero_attn).
+    axis get one. `batch_first` is the order of axes of all these. With `deferred` queries and keys are projected when
+    the map is read. `added` is the number of keys that torch adds (bias_k, add_zero_attn).
     """
     inputs, padded = [given[name] for name in ("query", "key", "value")], given["key_padding_mask"]
     if inputs[0].ndim == 2:
@@ -304,7 +305,8 @@ def encoder_layer(
 ) -> ObservedCall:
     """A call of `nn.TransformerEncoderLayer` on its fused path, which calls none of its modules.
 
-    The fused path returns only the output of the whole layer, so `finish` computes the rest of the layer.
+    The fused path returns only the output of the whole layer, so `finish` computes the rest of the layer. With
+    `deferred` queries and keys are projected when the map is read.
     """
     given = _arguments(nn.TransformerEncoderLayer.forward, layer, *args, **kwargs)
     src, padded = given["src"], given["src_key_padding_mask"]
@@ -373,7 +375,10 @@ def _projected(module: Any, inputs: list[Tensor]) -> list[Tensor]:
 
 
 def _mask(masked: Tensor | None, padded: Tensor | None, B: int, H: int, J: int) -> Tensor | None:
-    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers added to the scores."""
+    """Both masks as one (B or 1, H or 1, I or 1, J): True = may attend, or numbers added to the scores.
+
+    `masked` is (I, J) or (B H, I, J), and `padded` (B, J). Booleans in them: True = may not attend. None without both.
+    """
     given = []
     if masked is not None:
         given.append(masked[None, None] if masked.ndim == 2 else masked.unflatten(0, (B, H)))

@@ -102,7 +102,10 @@ def observing(call: AttentionCall) -> AbstractContextManager[KernelStatistic | O
 
 @torch.no_grad()
 def row_logsumexp(call: AttentionCall, translation: Translation) -> Tensor | None:
-    """The log-sum-exp (B, H, I) that the kernel of this call returned, if a few rows equal their definition."""
+    """The log-sum-exp (B, H, I) that the kernel of this call returned, if a few rows equal their definition.
+
+    A map then need not compute it. None if the kernel returned none, or another one.
+    """
     attention, logsumexp, (B, H, I, _) = translation.attention, call.logsumexp, call.query.shape
     if logsumexp is None or logsumexp.shape != (B, H, I) or attention.bias:
         return None
@@ -231,7 +234,10 @@ def _compiled_part(model: nn.Module) -> str:
 
 
 def refuse_compiled(model: nn.Module, operation: str, remedy: str = "") -> None:
-    """Raise an error if a part of the model is compiled, or if it is of a version that cannot be observed."""
+    """Raise an error if a part of the model is compiled, or if it is of a version that cannot be observed.
+
+    `operation` is the call that the error names, and `remedy` a further sentence.
+    """
     check_model(model, operation)
     if where := _compiled_part(model):
         raise RegardError(

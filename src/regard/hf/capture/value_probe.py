@@ -168,7 +168,12 @@ class ValueAxes:
 
 @dataclass(eq=False)
 class ProbedCall(DenseCall):
-    """One call of a module whose weights are measured with unit values."""
+    """One call of a module whose weights are measured with unit values.
+
+    `name` is the path of the module, `given` what it was called with, and `layout` the axes of its values. `shape` is
+    that of the weights. The rows `sample` must be the same when they are measured again. `slot` holds the weights that
+    were read last.
+    """
 
     name: str
     given: GivenCall
@@ -180,7 +185,10 @@ class ProbedCall(DenseCall):
 
     @staticmethod
     def of(name: str, given: GivenCall, output: Any, slot: LastWeights) -> ProbedCall:
-        """The call, after three runs of the module that prove its weights can be measured; else `Untranslatable`."""
+        """The call, after three runs of the module that prove its weights can be measured; else `Untranslatable`.
+
+        `name` is the path of the module, and `output` what it returned in the run of the model.
+        """
         run, kind = given.run(), type(given.module).__name__
         original = _first(output)
         if not isinstance(original, Tensor) or not isinstance(run.output, Tensor):

@@ -135,7 +135,7 @@ def watch(
 
 
 def _check_options(tokenizer: Any, keep: str, verify: bool | str, grad: bool) -> None:
-    """Refuse values that these options do not have, and gradients of statistics."""
+    """Refuse values that these options of `watch` do not have, and gradients of statistics."""
     if isinstance(tokenizer, int | str | list | tuple):
         raise RegardError(
             f"watch(model, {tokenizer!r}): the second argument is the tokenizer. Give layers by name, watch(model, "
@@ -160,7 +160,7 @@ def _check_options(tokenizer: Any, keep: str, verify: bool | str, grad: bool) ->
 
 
 def _check_compiled(grad: bool, steps: StepOptions) -> None:
-    """Refuse what a watch of a compiled model cannot give: graphs, and the passes of the model."""
+    """Refuse what a watch of a compiled model cannot give: graphs (`grad`), and the passes of the model (`steps`)."""
     if grad:
         raise RegardError(
             "watch(grad=True): the attention of a compiled model has no graph outside of it. Watch the model before it "

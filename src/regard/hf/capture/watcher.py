@@ -278,8 +278,9 @@ class Watcher(CallObserver):
     def module_started(self, module: nn.Module) -> None:
         """Count the call of an attention module and open its frame, which collects what happens until it ends.
 
-        The attention of a module that is called as attention (`is_called_attention`) is that of its caller, so it does
-        not count as running. A child without a name is new: the model replaced it.
+        A module that is an `rg.Attention` or a composite (`is_called_attention`) is called in place of `rg.attend`. So
+        its attention is that of its caller, and it does not count as running. A child without a name is new: the model
+        replaced it.
         """
         if module in self.names:
             self._keep_returned(lambda returned: returned.frame.module is module)

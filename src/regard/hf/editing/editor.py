@@ -521,8 +521,8 @@ class _Editor(CallObserver):
     ) -> AttentionCall:
         """The call with patched queries, keys or values; a patch of the output is kept for `patched`.
 
-        `place` has the numbers of the first query and key in the whole sequence. A patched call has no log-sum-exp: the
-        kernel returns that of the patched tensors.
+        `number` is the place of the edit among all, and `place` has the numbers of the first query and key in the whole
+        sequence. A patched call has no log-sum-exp: the kernel returns that of the patched tensors.
         """
         start = place[edit.part in OF_KEYS]
         of_tokens = call.key if edit.part in OF_KEYS else call.query
@@ -586,7 +586,10 @@ class _Editor(CallObserver):
         return with_patches(output.transpose(1, 2), patches).transpose(1, 2).contiguous() if patches else output
 
     def _check_number(self, number: int, part: Any, name: str) -> None:
-        """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder."""
+        """Refuse a number of a layer that two modules have: self-attention and cross-attention, encoder and decoder.
+
+        `part` is one of the edits and `number` its place among them; `name` is the path of the module that runs.
+        """
         layer = layer_number(name)
         if layer not in part.where.names_layers:
             return

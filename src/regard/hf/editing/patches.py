@@ -21,7 +21,10 @@ OF_KEYS = ("key", "value")
 
 @dataclass(frozen=True, eq=False)
 class CallPatch:
-    """What a patch puts into one call: values (entries or 1, heads, tokens, D) at these places of a tensor."""
+    """What a patch puts into one call: values (entries or 1, heads, tokens, D) at these places of a tensor.
+
+    The places are batch entries, heads, and the indices `rows` of tokens.
+    """
 
     batch: list[int]
     heads: list[int]
@@ -43,7 +46,8 @@ def patches_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path:
     """What a patch puts into a call, whose first token (query or key) has the number `start`.
 
     There is one for each set of batch entries with the same tokens; none if the call has none of the tokens. The source
-    has values of all tokens of its run, for every batch entry, for the selected ones, or one for all of them.
+    has values of all tokens of its run, for every batch entry, for the selected ones, or one for all of them. `path` is
+    that of the module of the call.
     """
     tensor = {"query": call.query, "key": call.key, "value": call.value, "output": call.query}[edit.part]
     chosen = heads.among(range(call.query.shape[1]))
@@ -69,7 +73,7 @@ def patches_of(edit: ActivationPatch, heads: Indices, call: AttentionCall, path:
 
 
 def _key_heads(edit: ActivationPatch, heads: list[int], call: AttentionCall, path: str) -> list[int]:
-    """The key heads of query heads; all query heads that share one must be selected."""
+    """The key heads of query heads; all query heads that share one must be selected. `path` is that of the module."""
     share = call.query.shape[1] // call.key.shape[1]
     key_heads = sorted({head // share for head in heads})
     missing = [head for head in range(call.query.shape[1]) if head // share in key_heads and head not in heads]

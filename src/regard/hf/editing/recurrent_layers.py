@@ -111,7 +111,7 @@ def _edited(edits: LayerEdits, core: CoreCall, value: Tensor, form: Steps | Conv
 
 
 def _read(form: Steps | Convolution, value: Tensor) -> Tensor:
-    """W . values for the last queries of a form."""
+    """W . values for the last queries of a form, (B, H, I, E), from the values (B, H, J, E) of all tokens."""
     if isinstance(form, Steps):
         return recur(form, value)[0]
     num_heads, width = form.taps.shape

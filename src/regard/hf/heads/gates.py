@@ -12,6 +12,7 @@ from torch.utils.hooks import RemovableHandle
 
 from regard.base.checks import checked
 from regard.base.errors import RegardError
+from regard.base.shapes import as_tensor
 from regard.hf.heads.model_heads import Heads, ModelHeads, refuse_input
 from regard.hf.output_projections import open_gates
 
@@ -152,7 +153,7 @@ def _check(heads: Heads, gate: Any) -> Tensor:
     """The gates of a module as a floating-point tensor, one factor per head."""
     rule = f"gated: {heads.name} needs {heads.num_heads} finite gates, one for each head"
     try:
-        gate = gate if isinstance(gate, Tensor) else torch.as_tensor(gate, dtype=torch.float64, device="cpu")
+        gate = gate if isinstance(gate, Tensor) else as_tensor(gate, dtype=torch.float64, device="cpu")
     except (TypeError, ValueError, RuntimeError) as error:
         raise RegardError(f"{rule}, got {gate!r}.") from error
     if gate.shape != (heads.num_heads,):

@@ -70,7 +70,7 @@ RECURRENT = (
 class ModelHeads:
     """The heads of a model by module path; `unknown` has the attention modules whose heads were not found, and why.
 
-    `recurrent` are the paths of recurrent layers.
+    `recurrent` are the paths of recurrent layers. `caller` is the call that errors name.
     """
 
     caller: str
@@ -176,7 +176,10 @@ class HeadHints:
             refuse_input(self.caller, name, module, self.output, "computes queries, keys or values, as its name says")
 
     def check_num_heads(self, name: str, own: int | None, size: int) -> None:
-        """Refuse a number of heads that is not that of a module, or does not divide the inputs of its projection."""
+        """Refuse a number of heads that is not that of a module, or does not divide the inputs of its projection.
+
+        `own` is the number that the module has, if it has one, and `size` the width of these inputs.
+        """
         if self.num_heads is None:
             return
         call = f"{self.caller}(num_heads={self.num_heads})"
@@ -248,7 +251,7 @@ def _heads(model: nn.Module, name: str, module: nn.Module, hints: HeadHints) -> 
 
 
 def _without_output(module: nn.Module) -> str | None:
-    """The reason why gates before an output projection are not the heads of this module."""
+    """The reason why gates before an output projection are not the heads of this module; None if they are."""
     kind = type(module).__name__
     if isinstance(module, MultiHeadAttention):
         return f"{kind} has no output projection" if module.output is None else None

@@ -54,6 +54,8 @@ def composition(
 def head_weights(model: nn.Module, *, fold_norms: bool = True) -> list[HeadMatrices]:
     """The query, key, value and output matrices of every head, layer by layer: see `composition`.
 
+    With `fold_norms` the scales of the norm before the attention are multiplied into the matrices that read.
+
     >>> import transformers
     >>> from regard.hf import head_weights
     >>> config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=20)
@@ -109,7 +111,10 @@ def copying_scores(model: nn.Module, circuit: str = "OV", *, fold_norms: bool = 
 
 
 def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> HeadMatrices:
-    """The matrices of the heads of one layer; those that query heads share are repeated. None: no norm to fold."""
+    """The matrices of the heads of one layer; those that query heads share are repeated.
+
+    `number` is that of the layer, and `name` the path of its module. Without a `norm` none is folded into the matrices.
+    """
     projections = _projections(name, heads)
     sides = {}
     for side in ("query", "key", "value"):
@@ -127,7 +132,10 @@ def _of_layer(number: int, name: str, heads: Heads, norm: nn.Module | None) -> H
 
 
 def _projections(name: str, heads: Heads) -> dict[str, Tensor]:
-    """The matrices (C, outputs) of "query", "key" and "value": of three projections, or parts of a packed one."""
+    """The matrices (C, outputs) of "query", "key" and "value": of three projections, or parts of a packed one.
+
+    `name` is the path of the attention module, for errors.
+    """
     separate, packed = {}, None
     for path, part in heads.module.named_modules():
         last = path.rpartition(".")[2]

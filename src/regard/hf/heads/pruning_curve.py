@@ -138,7 +138,7 @@ def _ordered(importance: ImportanceScores, order: str, seed: int) -> list[tuple[
 def _measure(
     model: nn.Module, quality: Callable[[Any], float], importance: ImportanceScores, heads: frozenset
 ) -> float:
-    """The quality of the model with these heads gated to zero."""
+    """The quality of the model with these heads (module path, head) gated to zero, in the unit of `quality`."""
     gates = {name: torch.ones(len(value)) for name, value in importance.values.items()}
     for name, head in heads:
         gates[name][head] = 0

@@ -35,7 +35,7 @@ class GraphMask:
 
     @staticmethod
     def of(rule: Recognized, num_queries: int, num_keys: int) -> GraphMask | None:
-        """The numbers of a rule, for a call of these sizes; None if it needs more than these."""
+        """The numbers of a rule, for a call of so many queries and keys; None if it needs more than these."""
         graph_mask = GraphMask(rule.positions(num_queries, num_keys).start, rule.first, False, 0, None, None)
         for part in () if rule.mask is None else conjuncts(rule.mask):
             if part.is_lower_triangular:

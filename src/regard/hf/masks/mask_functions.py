@@ -71,7 +71,7 @@ class MaskFunctionReader:
         return mask_mod(_mapped(function) if self.use_vmap else function)
 
     def _known(self, function: MaskFunction) -> Mask | None:
-        """The mask of a function that transformers defines; `_Unknown` for any other.
+        """The mask of a function that transformers defines, None if it allows all pairs; `_Unknown` for any other.
 
         The name of the function that returned the closure is that of the method that reads it, after an underscore. The
         method gets what the function closes over, by name.
@@ -92,7 +92,10 @@ class MaskFunctionReader:
         return None
 
     def _and_masks(self, mask_functions: tuple[MaskFunction, ...]) -> Mask | None:
-        """Pairs that all functions allow; causal masks come first, as in the rules of `recognize` (mask_tensors.py)."""
+        """Pairs that all functions allow; None if these are all pairs.
+
+        Causal masks come first, as in the rules of `recognize` (mask_tensors.py).
+        """
         names = {function.__qualname__ for function in mask_functions if function.__module__ == MASKING_UTILS}
         inside = _BesideCausal(self.length, self.use_vmap, self.places) if "causal_mask_function" in names else self
         masks = [mask for mask in map(inside.read, mask_functions) if mask is not None]

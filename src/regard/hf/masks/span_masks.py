@@ -87,7 +87,10 @@ def _kept(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpanMask 
 
 
 def _cut(mask: SpanMask, axis: int = 0, start: int | None = None, stop: int | None = None, step: int = 1) -> Any:
-    """A slice of consecutive queries (`axis` 2) or keys (3) of the mask; None for any other slice."""
+    """A slice of consecutive queries (`axis` 2) or keys (3) of the mask; None for any other slice.
+
+    `start`, `stop` and `step` are as in torch's `slice`.
+    """
     size, axis = mask.shape[axis], axis % 4
     start, stop, _ = slice(start, stop).indices(size)
     if (start, stop, step) == (0, size, 1):

@@ -94,7 +94,10 @@ def ssd_scan(given: Given, result: Any) -> CoreCall:
 
 
 def ssd_step(given: Given, result: Tensor) -> CoreCall:
-    """Mamba-2: one token, without an axis of tokens. Parameters are expanded over the channels of a head."""
+    """Mamba-2: one token, without an axis of tokens. Parameters are expanded over the channels of a head.
+
+    `result` (B, H, E) is the output.
+    """
     flat = {**given, "B": given["B"][:, None], "C": given["C"][:, None]}
     kept = _parameters({"A": given["A"][:, 0, 0], "D": _first_channel(given, "D")}, "A", "D")
     bias = _first_channel(given, "dt_bias")
@@ -273,7 +276,10 @@ def _time_steps(given: Given, dt: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def heads_of(calls: Sequence[CoreCall]) -> CoreCall:
-    """One call from calls that each compute some heads of one layer (Zamba)."""
+    """One call from calls that each compute some heads of one layer, as in Zamba.
+
+    The heads are in the order of the calls.
+    """
     first = calls[0]
     if len(calls) == 1:
         return first

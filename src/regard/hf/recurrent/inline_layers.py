@@ -189,7 +189,7 @@ INLINE: dict[str, InlineReader] = {
 
 
 def inline_reader(module: nn.Module) -> InlineReader | None:
-    """The reader of a module of transformers that computes a recurrent layer itself."""
+    """The reader of a module of transformers that computes a recurrent layer itself; None for other modules."""
     name, place = type(module).__name__, type(module).__module__
     if not place.startswith("transformers."):
         return None

@@ -105,7 +105,7 @@ def _overrides(settings: TrainOptions) -> list[str]:
 
 
 def _kept_config(settings: TrainOptions) -> Path | None:
-    """The configuration that a run without a saved state has written; the new training keeps it."""
+    """The configuration that a run without a saved state has written; the new training keeps it. None without one."""
     from regard.lab.runs.run import CONFIG
 
     assert settings.out is not None

@@ -1,4 +1,7 @@
-"""`curves`: points of the curves of training, of BLEU by length, and of BLEU against removed heads."""
+"""`curves`: points of the curves of training, of BLEU by length, and of BLEU against removed heads.
+
+The page of a run shows them beside its texts; a report draws its own (lab/report/charts.py).
+"""
 
 from __future__ import annotations
 

@@ -92,7 +92,10 @@ def _entries(names: Sequence[str], sweep: str | None, values: Sequence[str]) -> 
 
 
 def _sections(data: str | tuple[Path, Path] | None, unit: str, amount: float) -> dict[str, dict[str, Any]]:
-    """The configuration that all trials share, before overrides; training losses are logged as often as validations."""
+    """The configuration that all trials share, before overrides. `unit` and `amount` are the budget.
+
+    Training losses are logged every 50 steps, or as often as validations if these are more frequent.
+    """
     corpus: dict[str, Any] = {}
     if isinstance(data, tuple):
         corpus = {"source": str(data[0]), "target": str(data[1])}
@@ -107,7 +110,10 @@ def _sections(data: str | tuple[Path, Path] | None, unit: str, amount: float) ->
 
 
 def _validation_steps(unit: str, amount: float) -> int:
-    """Steps between two validations: about eight points of a learning curve, and at most 1,000 steps."""
+    """Steps between two validations: about eight points of a learning curve, and at most 1,000 steps.
+
+    The budget is `amount` "minutes", "steps" or "epochs".
+    """
     if unit == "epochs":
         return 500  # the default, because the steps of an epoch are not known yet
     steps = amount if unit == "steps" else amount * STEPS_PER_MINUTE

@@ -226,7 +226,8 @@ def check_study(study: Study) -> None:
 def open_study(study: Study, folder: Path, *, command: str = "", hardware: Mapping[str, Any] | None = None) -> Corpus:
     """Make the folder of a comparison, or check that it holds the same comparison. Then every trial can run.
 
-    It writes what all trials share: the vocabularies, the retrieval baseline and the test pairs.
+    It writes what all trials share: the vocabularies, the retrieval baseline and the test pairs. `command` is the line
+    that the user typed, which the folder keeps.
     """
     check_study(study)
     corpus = study.corpus()
@@ -326,7 +327,10 @@ def _share(study: Study, corpus: Corpus, folder: Path, tokenizer: str) -> None:
 
 
 def retrieval(corpus: Corpus, tokenizer: str | None = None) -> dict[str, Any]:
-    """The retrieval baseline: the BLEU of copying the target of the most similar training source."""
+    """The retrieval baseline: the BLEU of copying the target of the most similar training source.
+
+    `tokenizer` is the one of sacrebleu that BLEU uses.
+    """
     from regard.lab.evaluation.scores import Training, score
 
     neighbors = nearest_pairs([pair.source for pair in corpus.train], [pair.source for pair in corpus.test])

@@ -141,7 +141,7 @@ class _Worker:
         self.look()
 
     def _conclude(self, code: int) -> None:
-        """Set the state of the trial from the exit status of its process."""
+        """Set the state of the trial from the exit status `code` of its process."""
         one = self.progress
         if code == 0 and one.trial.finished:
             done = _finished(one.trial)
@@ -176,7 +176,7 @@ def _stop(running: list[_Worker], show: Callable[[], object]) -> None:
 
 
 def _reason(one: Progress, code: int) -> str:
-    """Why a trial failed: its own message, the signal, or the last line of its log."""
+    """Why a trial failed: its own message, the signal, or the last line of its log. `code` is its exit status."""
     if (one.trial.path / FAILED).exists():
         return str(read_json(one.trial.path / FAILED).get("message", ""))
     if code < 0:

@@ -98,7 +98,10 @@ def known_bibles() -> list[Path]:
 
 
 def find_bible(source: str, target: str, max_words: int) -> Path | None:
-    """The smallest built file of two languages, in any direction, with all segments of at most `max_words` words."""
+    """The smallest built file of two languages, in any direction, with all segments of at most `max_words` words.
+
+    None if no such file was built.
+    """
     names = re.compile(rf"bible-(?:{source}-{target}|{target}-{source})-(\d+)\.tsv\.xz")
     sizes = [(int(match[1]), path) for path in known_bibles() if (match := names.fullmatch(path.name))]
     return min(((size, path) for size, path in sizes if size >= max_words), default=(0, None))[1]
@@ -125,7 +128,8 @@ def build_bible(
 ) -> Corpus:
     """Read two editions, clean them, cut verses into segments, align the segments, and hold verses out.
 
-    `progress` is called with the number of finished verses, of 31,102.
+    `source` and `target` are codes of languages, and a segment has at most `max_words` words. `progress` is called with
+    the number of finished verses, of 31,102.
     """
     check_languages(source, target)
     sides = [_verses(database, EDITIONS[language].key) for language in (source, target)]

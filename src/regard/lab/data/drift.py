@@ -72,7 +72,8 @@ def _certain_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int 
 def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
     """The line, from 0, of the cheapest break: lines after it are shifted so that both files end together.
 
-    It is the end of the shorter file, unless another line costs less by more than `LIKELY` nats.
+    It is the end of the shorter file, unless another line costs less by more than `LIKELY` nats. The arguments are
+    those of `_certain_break`.
     """
     few = min(len(source), len(target))
     ahead, behind = _costs(source[:few], target[:few], ratio), _costs(source[-few:], target[-few:], ratio)
@@ -83,7 +84,10 @@ def _single_break(source: np.ndarray, target: np.ndarray, ratio: float) -> int:
 
 
 def _costs(source: np.ndarray, target: np.ndarray, ratio: float) -> np.ndarray:
-    """-log 2 (1 - Φ(|δ|)) of pairs of lengths, at most `LARGEST_COST`; all are vectors of lines."""
+    """-log 2 (1 - Φ(|δ|)) of pairs of lengths, in nats, at most `LARGEST_COST`; all are vectors of lines.
+
+    `ratio` as in `_certain_break`.
+    """
     mean = np.maximum((source + target / ratio) / 2, 0.5)  # two empty lines fit
     deviation = np.abs(target - source * ratio) / np.sqrt(mean * VARIANCE)
     tail = torch.special.log_ndtr(torch.from_numpy(-deviation)).numpy()

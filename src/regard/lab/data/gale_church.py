@@ -46,6 +46,7 @@ def cost(source: float, target: float, kind: tuple[int, int] = (1, 1), ratio: fl
 def align(source: Sequence[int], target: Sequence[int], ratio: float = 1.0) -> list[Bead]:
     """The cheapest alignment of two texts, given the lengths of their sentences in characters.
 
+    `ratio` is the number of target characters per source character.
     D(i, j) = min over kinds (a, b) of D(i - a, j - b) + the cost of a bead of the last a and b sentences.
 
     >>> for bead in align([20, 21, 60], [40, 62]):

@@ -85,7 +85,11 @@ def _own_splits(
     fields: tuple[str, str],
     languages: tuple[str, str],
 ) -> Corpus:
-    """The corpus of a mapping from "train", "valid" and "test" to files."""
+    """The corpus of a mapping from "train", "valid" and "test" to files: one with pairs, or two with a side each.
+
+    Pairs with a side of more than `max_words` words are left out (None: none are). `fields` are the names of both
+    fields in a file of records, and `languages` those of both languages.
+    """
     if set(spec) != set(SPLITS):
         raise RegardError(
             f"load_corpus: the names of your own splits must be train, valid and test, got {', '.join(spec)}."

@@ -128,8 +128,8 @@ class SentencePiece(Tokenizer):
     ) -> SentencePiece:
         """Learn `size` pieces from sentences. Give only sentences of the training split.
 
-        `coverage` is the share of all characters in the text whose character gets an id. For scripts with thousands of
-        characters, 0.9995 leaves out the rarest characters.
+        `kind` is "unigram" or "bpe". `coverage` is the share of all characters in the text whose character gets an id.
+        For scripts with thousands of characters, 0.9995 leaves out the rarest characters.
         """
         library, model = _sentencepiece(), io.BytesIO()
         sentences = list(sentences)
@@ -314,7 +314,7 @@ class ImpossibleSize(RegardError):
 
 
 def _wrong_size(size: int | None, count: int, message: str) -> RegardError:
-    """The error of sentencepiece about a size, with a rule and a remedy."""
+    """The error of sentencepiece about a size, with a rule and a remedy. `count` is the number of sentences."""
     if largest := re.search(r"value <= (\d+)", message):
         return ImpossibleSize(
             f"SentencePiece.train: a vocabulary of {size} is more than {count} sentences allow; the largest possible "

@@ -202,7 +202,10 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Path(NamedTuple):
-    """An open hypothesis, one row of the batch; `parent` is the row of the previous step that it continues."""
+    """An open hypothesis, one row of the batch; `parent` is the row of the previous step that it continues.
+
+    `sentence` is the number of its sentence in the batch. `log_prob` is the sum over its tokens, in nats.
+    """
 
     sentence: int
     parent: int
@@ -212,7 +215,10 @@ class _Path(NamedTuple):
 
 @dataclass(eq=False)
 class _Sentence:
-    """The search of one sentence: its kept hypotheses, how many may still end, and the score that others must beat."""
+    """The search of one sentence: its `kept` hypotheses, and the score `to_beat` that others must exceed.
+
+    `limit` is the most tokens of a hypothesis, and `room` the number of hypotheses that may still end.
+    """
 
     search: Search
     limit: int

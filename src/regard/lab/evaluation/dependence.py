@@ -42,7 +42,7 @@ class AttentionShares:
 
 
 def attention_shares(system: TranslationSystem, pairs: Sequence[Pair], batch: int = 32) -> AttentionShares:
-    """The weight shares of the last cross-attention, under teacher forcing with the references."""
+    """The weight shares of the last cross-attention, under teacher forcing with the references, `batch` at a time."""
     check_alignable(system.model, "output")
     if not pairs:
         raise RegardError("attention_shares: there are no sentence pairs. Give at least one.")
@@ -109,7 +109,10 @@ def source_gradients(model: Translator, source: Tensor, target: Tensor) -> Tenso
     embeddings: list[Tensor] = []
 
     def replaced(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
-        """A hook: the embeddings of the source become a leaf, with respect to which gradients are taken."""
+        """A hook: the embeddings of the source become a leaf, with respect to which gradients are taken.
+
+        None, which changes nothing, after that and for other inputs of the same layer.
+        """
         if embeddings or args[0].shape != source.shape or not torch.equal(args[0], source):
             return None
         embeddings.append(output.detach().requires_grad_())

@@ -96,7 +96,10 @@ def chrf_score(hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
 
 
 def ter_score(tokenizer: str, hypotheses: Sequence[str], references: Sequence[str]) -> Metric:
-    """TER of a corpus. For scripts without spaces it counts edits of BLEU's tokens, and the signature says so."""
+    """TER of a corpus, in percent. For scripts without spaces it counts edits of BLEU's tokens, as its signature says.
+
+    `tokenizer` is the one of sacrebleu that BLEU uses.
+    """
     if tokenizer in SPACED:
         return _scored(sacrebleu().TER(), hypotheses, references)
     tokenize = word_tokenizer(tokenizer)

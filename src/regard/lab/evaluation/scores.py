@@ -57,7 +57,10 @@ class TranslationSystem(Protocol):
 
 @dataclass(frozen=True)
 class Bucket:
-    """BLEU of one group of sentences, their number, and the 95 % bootstrap interval."""
+    """BLEU of one group of sentences, their number `count`, and the ends of the 95 % bootstrap interval.
+
+    `label` says which sentences these are.
+    """
 
     label: str
     count: int
@@ -105,7 +108,10 @@ class Evaluation:
     `by_similarity` is BLEU by the similarity of the nearest training source; the first bucket is the novel part.
     `retrieval` is the BLEU of copying the target of the most similar training source: first for all sentences, then by
     similarity. Skipped sentences count as empty translations. `left_out` is the number of near-duplicates of training
-    sources that were not tested.
+    sources that were not tested. `interval` is the 95 % bootstrap interval of BLEU, and `by_frequency` the quality of
+    words by their count in training. `reading` says how the attention was read for its error rate. `seconds` is the
+    time of the translation, and `search` its settings. `hypotheses` are the translations. By `references_hash` two
+    evaluations are known to have the same references.
 
     >>> from regard.lab import score
     >>> measured = score(["the dog sees a cat", "no"], ["the dog sees a cat", "yes"], sources=["x", "y"])
@@ -315,6 +321,8 @@ def by_frequency(
 ) -> tuple[Frequency, ...]:
     """Matching words, counted sentence by sentence, by the frequency of the word in the training targets.
 
+    `frequencies` are these counts; a word that has none has 0. `tokenizer` is one of sacrebleu.
+
     >>> [(bin.label, bin.recall) for bin in by_frequency(["a c"], ["a b"], {"a": 1, "b": 3})]
     [('0', 0.0), ('1', 1.0), ('2-4', 0.0)]
     """
@@ -382,7 +390,10 @@ def _similarity_label(similarity: float) -> tuple[int, str]:
 def _error_rate(
     system: TranslationSystem, pairs: Sequence[Pair], options: TranslationOptions
 ) -> tuple[float | None, str | None]:
-    """AER of the attention under teacher forcing with the references, for pairs whose alignments are known."""
+    """AER (0 to 1) of the attention under teacher forcing with the references, for pairs whose alignments are known.
+
+    The text is how the attention was read, "output" by default. (None, None) without such pairs or cross-attention.
+    """
     with_gold = [pair for pair in pairs if pair.gold is not None]
     if not with_gold or system.model.cross_attention is None:
         return None, None

@@ -69,7 +69,10 @@ def bleu_of(
     batches = Batches(pairs, sentences=rows, shuffle=False).epoch(0)
 
     def score(model: Translator) -> float:
-        """Translate all sources in batches of similar length, and count in the order of the pairs."""
+        """The score of the translations of all sources, in percent.
+
+        They are translated in batches of similar length, and counted in the order of the pairs.
+        """
         texts: dict[int, str] = {}
         device: Any = next(model.parameters()).device
         for batch in batches:

@@ -40,7 +40,11 @@ def _plain(label: str) -> str:
 
 
 def alignment_figure(name: str, system: str, alignment: Mapping[str, Any]) -> Figure:
-    """Target words are rows, source words columns. Opacity is the square root of the weight; gold links have frames."""
+    """Target words are rows, source words columns. Opacity is the square root of the weight; gold links have frames.
+
+    `alignment` is an entry of looking.json: the words of "source" and "target", "weights" and "gold". `name` is that of
+    the figure, and `system` its title.
+    """
     source, target = ([_short(word) for word in alignment[side]] for side in ("source", "target"))
     left = 14 + LETTER * max(map(len, target), default=0)
     top = 30 + LETTER * max(map(len, source), default=0)
@@ -79,7 +83,10 @@ def _labels(source: Sequence[str], target: Sequence[str], left: float, top: floa
 
 
 def _cells(weights: Sequence[Sequence[float]], left: float, top: float) -> list[str]:
-    """A square for each weight of at least 0.003; smaller ones would hardly be visible."""
+    """A square for each weight (target words, source words) of at least 0.003; smaller ones would hardly be visible.
+
+    Here and below `left` and `top` are the corner of the grid in pixels.
+    """
     cells = [
         f'<rect x="{left + CELL * s:g}" y="{top + CELL * t:g}" width="{CELL}" height="{CELL}" '
         f'fill-opacity="{min(max(weight, 0.0), 1.0) ** 0.5:.2f}"/>'

@@ -37,7 +37,10 @@ def finished(report: Report) -> list[Report]:
 
 
 def learning_curves(report: Report, against: str) -> Figure | None:
-    """Validation curves by "step" or "minutes": the mean over seeds, and single seeds as thin lines."""
+    """Validation curves against "step" or "minutes": the mean over seeds, and single seeds as thin lines.
+
+    None if no trial was validated more than once.
+    """
     shown = [each for each in report["systems"] if any(len(curve["value"]) > 1 for curve in each["curves"])]
     if not shown:
         return None
@@ -103,7 +106,7 @@ def mean_line(lines: Sequence[tuple[list[float], list[float]]]) -> tuple[list[fl
 def by_bucket(
     report: Report, key: str, name: str, heading: str, axis: str, beyond: float | None = None
 ) -> Figure | None:
-    """BLEU by bucket of sentences, with 95 % intervals and counts.
+    """BLEU by bucket of sentences, with 95 % intervals and counts; None if no finished system has such buckets.
 
     `key` names the buckets of a system, "by_length" or "by_similarity", `name` the figure, `heading` its title and
     `axis` the buckets below it. Buckets of lengths above `beyond` are shaded.
@@ -154,8 +157,9 @@ def _bucket_line(
 ) -> None:
     """Draw the line of one system: its BLEU by bucket, with intervals.
 
-    `shift` moves its points sideways, so that systems do not hide each other. `style` is its color and its marker.
-    Points of fewer than `FEW` sentences are hollow, and not joined.
+    `labels` are those of all buckets, and `key` names the buckets of the system, as in `by_bucket`. `shift` moves its
+    points sideways, so that systems do not hide each other. `style` is its color and its marker. Points of fewer than
+    `FEW` sentences are hollow, and not joined.
     """
     rows = {bucket["label"]: bucket for bucket in each[key]}
     places = [n for n, label in enumerate(labels) if label in rows]
@@ -242,7 +246,10 @@ def quality_name(report: Report) -> str:
 
 
 def shares_looked_at(report: Report) -> Figure | None:
-    """The shares of the weight on the end-of-sentence token and on punctuation: bars per system."""
+    """The shares of the weight on the end-of-sentence token and on punctuation: bars per system.
+
+    None if no finished system has them, here and in `gradients`.
+    """
     shown = [each for each in finished(report) if each["looks"]["share_eos"]]
     if not shown:
         return None

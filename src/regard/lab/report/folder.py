@@ -24,7 +24,11 @@ TRAINED, FAILED = "trained.json", "failed.json"
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """One system trained from one seed. `evaluation` is None until the trial has finished."""
+    """One system trained from one seed. `evaluation` is None until the trial has finished.
+
+    `metrics` are the rows of metrics.csv, and `looking`, `pruning`, `trained` and `failed` the files of these names:
+    what attention was found to do, the quality without heads, the sums of the training, and an error. {} without one.
+    """
 
     label: str
     seed: int

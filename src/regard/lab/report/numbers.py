@@ -162,7 +162,7 @@ def _minutes(trial: Trial) -> float | None:
 
 
 def _speed(trial: Trial) -> float | None:
-    """Target tokens per second of training, without validation."""
+    """Target tokens per second of training, without validation; None if it was not measured."""
     seconds, tokens = trial.trained.get("seconds"), trial.trained.get("tokens")
     if seconds and tokens:
         return tokens / seconds
@@ -197,7 +197,10 @@ def _curve(trial: Trial) -> dict[str, Any]:
 
 
 def _gradient(done: Sequence[Trial]) -> dict[str, list[float]] | None:
-    """The gradient by position in the source, relative to the mean over positions: the mean over seeds."""
+    """The gradient by position in the source (0 to 1), relative to the mean over positions: the mean over seeds.
+
+    None if no trial has measured it.
+    """
     gradients = [trial.looking["gradient"] for trial in done if trial.looking.get("gradient")]
     shares: dict[float, list[float]] = {}
     for gradient in gradients:
@@ -223,7 +226,7 @@ def _buckets(seeds: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
 
 
 def _frequencies(done: Sequence[Trial]) -> list[dict[str, Any]]:
-    """The bins of word frequency of several seeds merged: the mean of F1, and the words of the references."""
+    """The bins of word frequency of several seeds merged: the mean of F1 (0 to 1), and the words of the references."""
     bins = [each for trial in done if trial.evaluation for each in trial.evaluation.by_frequency]
     rows = []
     for label in dict.fromkeys(each.label for each in bins):
@@ -280,7 +283,10 @@ def sentence_scores(counts: Tensor) -> list[float]:
 
 
 def _differences(study: Study, label: str) -> tuple[int, list[float]] | None:
-    """The first seed of both a system and the baseline, and the difference of BLEU of each sentence."""
+    """The first seed of both a system and the baseline, and the difference of BLEU of each sentence.
+
+    None for the baseline itself, and if there is no such seed.
+    """
     counts, base = study.counts, study.baseline
     seed = next((seed for seed in study.about["seeds"] if (label, seed) in counts and (base, seed) in counts), None)
     if seed is None or label == base:
@@ -290,7 +296,10 @@ def _differences(study: Study, label: str) -> tuple[int, list[float]] | None:
 
 
 def outcomes(study: Study, label: str) -> dict[str, int] | None:
-    """The numbers of sentences that are better, equal and worse than the baseline, by BLEU of the sentence."""
+    """The numbers of sentences that are better, equal and worse than the baseline, by BLEU of the sentence.
+
+    They are of one seed, the first of both systems. None for the baseline itself, and if there is no such seed.
+    """
     result = _differences(study, label)
     if result is None:
         return None
@@ -334,7 +343,10 @@ def examples(study: Study, wins: int = 5, losses: int = 3) -> dict[str, Any] | N
 
 
 def _example(study: Study, label: str, seed: int, place: int, difference: float) -> dict[str, Any]:
-    """Test sentence `place` with the translations of a system and of the baseline, both from `seed`."""
+    """Test sentence `place` with the translations of a system and of the baseline, both from `seed`.
+
+    `difference` is the system's BLEU of the sentence minus that of the baseline.
+    """
     assert study.test is not None
     translations = {t.label: t.evaluation.hypotheses[place] for t in study.trials if t.seed == seed and t.evaluation}
     return {

@@ -11,7 +11,8 @@ from typing import Any
 class Anchor:
     """A result of a paper, the systems of ours to compare (`ours`), and why they are comparable or not.
 
-    `sweeps` are the sweeps whose report shows it; None means a comparison of systems.
+    `figures` are its numbers in words. `sweeps` are the sweeps whose report shows it; None means a comparison of
+    systems.
     """
 
     paper: str

@@ -54,7 +54,10 @@ def element(name: str, title: str, description: str, size: tuple[float, float], 
 
 
 def drawing(figure: Any, name: str, title: str, description: str, look: str) -> Figure:
-    """A matplotlib figure as an SVG element: text stays text, ids are unique, and the result is deterministic."""
+    """A matplotlib figure as an SVG element: text stays text, ids are unique, and the result is deterministic.
+
+    The other arguments are fields of `Figure`; `name` begins the ids.
+    """
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
 

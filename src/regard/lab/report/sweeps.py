@@ -67,7 +67,10 @@ def _by_heads(points: Sequence[tuple[int, float, float]], span: float, name: str
 
 
 def _positions(report: Report) -> Figure | None:
-    """BLEU by source length for each position scheme; lengths beyond those of the training are shaded."""
+    """BLEU by source length for each position scheme; lengths beyond those of the training are shaded.
+
+    None if no finished system has BLEU by length.
+    """
     trained = report["about"].get("train_words")
     shading = f" (shaded: longer than {trained} words, the longest in training)" if trained else ""
     heading = f"BLEU by source length and position scheme{shading}"
@@ -75,7 +78,10 @@ def _positions(report: Report) -> Figure | None:
 
 
 def _bars(report: Report, kind: str) -> Figure | None:
-    """A bar of quality for each variant, with its deviation over seeds. `kind` names what the variants change."""
+    """A bar of quality for each variant, with its deviation over seeds; None if none has finished.
+
+    `kind` names what the variants change.
+    """
     shown = [(system, quality) for system in finished(report) if (quality := quality_of(system))]
     if not shown:
         return None
@@ -93,7 +99,7 @@ def _bars(report: Report, kind: str) -> Figure | None:
 
 
 def _pruned(report: Report) -> Figure | None:
-    """BLEU against the share of removed heads, in three orders: the mean over all pruned trials."""
+    """BLEU against the share of removed heads, in three orders: the mean over all pruned trials; None without any."""
     if not any(mean_points(report, way) for way in ORDERS):
         return None
     figure, axes = canvas(WIDTH, HEIGHT)

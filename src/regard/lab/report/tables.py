@@ -190,7 +190,7 @@ def _bucket(bucket: Mapping[str, Any] | None) -> str:
 
 
 def looks_table(report: Report) -> Table | None:
-    """Entropy and shares of the cross-attention, and the values of uniform attention."""
+    """Entropy and shares of the cross-attention, and the values of uniform attention; None if none was measured."""
     shown = [each for each in finished(report) if each["looks"]["entropy"]]
     if not shown:
         return None
@@ -206,7 +206,10 @@ def looks_table(report: Report) -> Table | None:
 
 
 def outcomes_table(report: Report) -> Table | None:
-    """The numbers of sentences that each system translates better, equally well and worse than the baseline."""
+    """The numbers of sentences that each system translates better, equally well and worse than the baseline.
+
+    None if no finished system can be compared with it.
+    """
     shown = [(each["title"], each["sentences"]) for each in finished(report) if each["sentences"]]
     if not shown:
         return None

@@ -205,7 +205,10 @@ class TrainingLoop(LightningModule):
         self.averaging.add()
 
     def _diverged(self, update: UpdateBatches, rate: float) -> RegardError:
-        """The error for a loss that is not finite; saves the state before the step if its weights are finite."""
+        """The error for a loss that is not finite; saves the state before the step if its weights are finite.
+
+        `update` has the batches of the step, and `rate` was its learning rate.
+        """
         self.optimizer.zero_grad()
         self.reason = "diverged"
         broken = sum(bool((~own_rows(weight).isfinite()).any()) for weight in self.model.parameters())

@@ -266,7 +266,10 @@ def _task(
 def _epochs(
     config: Config, pairs: Sequence[Pair], source: Tokenizer, target: Tokenizer, shard: tuple[int, int]
 ) -> Epochs:
-    """The batches of each epoch; with sampling, words are split into new pieces in each epoch."""
+    """The batches of each epoch; with sampling, words are split into new pieces in each epoch.
+
+    `shard` is the number of this process and the number of processes.
+    """
     training = config.training
     size: dict[str, Any] = {"tokens": training.tokens} if training.tokens else {"sentences": training.sentences}
     options = size | {"seed": training.seed, "shard": shard}

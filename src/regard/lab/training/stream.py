@@ -34,7 +34,9 @@ class UpdateBatches:
 def update_batches(
     epochs: Epochs, accumulate: int = 1, start: tuple[int, int] = (0, 0), stop: int | None = None
 ) -> Iterator[UpdateBatches]:
-    """All updates from `start` to the epoch `stop`; the last update of an epoch may have fewer batches.
+    """All updates from `start` to the epoch `stop`, of `accumulate` batches each; without `stop` they do not end.
+
+    `start` is (epoch, batch). The last update of an epoch may have fewer batches.
 
     >>> [(u.epoch, u.place, u.following) for u in update_batches(lambda n: [None] * 3, 2, (0, 2), 2)]
     [(0, 2, (1, 0)), (1, 0, (1, 2)), (1, 2, (2, 0))]
