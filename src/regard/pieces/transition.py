@@ -216,7 +216,11 @@ class Decay(Transition):
 
     def prepare(self, query: Tensor, key: Tensor, log_decay: Tensor | None = None) -> Steps:  # type: ignore[override]
         if log_decay is None:
-            assert self.log_decay is not None
+            if self.log_decay is None:
+                raise RegardError(
+                    "Decay.prepare: needs log_decay (batch, heads, keys), because this Decay has no constant one. Give "
+                    "it to the call, attention(q, k, v, log_decay=...), or to the piece: Decay(log_decay=-0.1)."
+                )
             constant = _of_head(self.log_decay, at_least_float32(key))
             _check_heads("Decay", constant, query)
             return Steps(query, key, log_decay=constant.expand(key.shape[0], -1, key.shape[2], 1))
