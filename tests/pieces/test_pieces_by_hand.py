@@ -127,6 +127,6 @@ def test_a_piece_that_is_used_wrongly_says_so(case):
 @pytest.mark.parametrize("bias", [rg.biases.ShawBias(8, 2), rg.biases.TransformerXLBias(4, 8)])
 def test_a_term_by_hand_is_what_the_call_adds_to_its_scores(bias):
     """As the error says: the term of what `prepare` returns."""
-    with_bias, without = (rg.Attention(bias=one)(q, q, q).weights.dense() for one in (bias, None))
+    with_bias, without = (one(q, q, q).weights.dense() for one in (rg.Attention(bias=bias), rg.Attention()))
     term = bias.term(GRID, *bias.prepare(q, q, POSITIONS))
     torch.testing.assert_close((without.log() + term).softmax(-1), with_bias)
