@@ -147,7 +147,8 @@ def _scaled(attention: Attention, scale: object) -> Dot:
             f"attend(scale={scale!r}): the score has a factor already, {score!r}. Give one of the two: a call with "
             "scale needs regard.Dot()."
         )
-    return Dot(scale=scale)  # type: ignore[arg-type]
+    # torch multiplies by no integer beyond 64 bits
+    return Dot(scale=float(scale) if isinstance(scale, int) else scale)  # type: ignore[arg-type]
 
 
 def _dropping(attention: Attention, share: object) -> Attention:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import fields
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from regard.engine.recurrent import recur
 from regard.engine.recurrent import transport as transport_module
 from regard.maps import attention_map
 from regard.maps.transported_map import TransportedMap
+from regard.pieces.transition import Steps
 from transports import NAMES, by_definition, drawn, steps_of
 
 every_transition = pytest.mark.parametrize("name", NAMES)
@@ -254,3 +256,13 @@ def test_a_map_keeps_no_graph_of_its_steps(learned):
     *inputs, beta = tensors
     weights = rg.Attention(transition=rg.transitions.Delta())(*inputs, beta=beta).weights
     assert weights.requires_grad and not any(t.requires_grad for t in weights.steps.tensors())
+
+
+def test_the_tensors_of_steps_are_their_fields_of_tensors():
+    """A field that one list had and another had not would be lost, or land in the place of another."""
+    names = [*Steps.ON_ROWS, *Steps.ON_COLS]
+    assert sorted(names) == sorted(field.name for field in fields(Steps) if "Tensor" in str(field.type))
+    numbers = {name: torch.full((1, 1, 1, 1), float(n)) for n, name in enumerate(names)}
+    assert [int(tensor) for tensor in Steps(**numbers).tensors()] == [*range(len(names))]
+    moved = Steps(**numbers).with_tensors([numbers[name] + 10 for name in names])
+    assert [int(getattr(moved, name)) for name in names] == [n + 10 for n in range(len(names))]

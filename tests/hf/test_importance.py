@@ -271,6 +271,8 @@ def test_an_interrupted_curve_keeps_what_was_measured():
         (lambda model, batch: 1.0, "must return a scalar tensor, got float"),
         (lambda model, batch: weighted(model, batch).detach(), "without torch.no_grad"),
         (lambda model, batch: weighted(model, batch) / 0, "the loss of a batch is"),
+        (None, "loss must be a function, got NoneType"),
+        (torch.zeros(()), "loss must be a function, got Tensor"),
     ],
 )
 def test_bad_losses_are_refused(loss, message):
@@ -280,7 +282,12 @@ def test_bad_losses_are_refused(loss, message):
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [([], "no batches"), ({"input_ids": 1}, "batches is a dict"), (torch.ones(1, 2), "batches is a Tensor")],
+    [
+        ([], "no batches"),
+        ({"input_ids": 1}, "batches is a dict"),
+        (torch.ones(1, 2), "batches is a Tensor"),
+        (7, "batches must be a list"),
+    ],
 )
 def test_bad_batches_are_refused(given, message):
     with pytest.raises(rg.RegardError, match=message):

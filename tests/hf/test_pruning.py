@@ -192,6 +192,14 @@ def test_the_report_is_a_table():
 # Bad input
 
 
+def test_what_is_no_copy_is_refused_and_nothing_is_cut():
+    model = bert("eager")
+    for wrong in (torch.ones(2), None, 0):
+        with pytest.raises(rg.RegardError, match=r"prune\(copy=\w+\): give True"):
+            rg.prune(model, {0: [1]}, copy=wrong)
+    assert model.encoder.layer[0].attention.self.query.weight.shape == (16, 16)
+
+
 @pytest.mark.parametrize(
     ("heads", "message"),
     [

@@ -207,7 +207,13 @@ def curves(
 
 def _checked_scores(relevance: Any, n: int) -> Tensor:
     """The relevance as (n,) in float64 on the CPU; also from (1, n)."""
-    scores = as_tensor(relevance).detach().cpu().double()
+    try:
+        scores = as_tensor(relevance).detach().cpu().double()
+    except (TypeError, ValueError, RuntimeError):
+        raise RegardError(
+            f"faithfulness: the relevance is a {type(relevance).__name__} that holds no numbers; give an Attribution, "
+            f"or one number for each of the {n} tokens."
+        ) from None
     scores = scores[0] if scores.ndim == 2 and len(scores) == 1 else scores
     if scores.shape != (n,):
         raise RegardError(

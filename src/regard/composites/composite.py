@@ -123,7 +123,7 @@ class Composite(Mechanism):
         with attend_listeners.computing(), without_autocast(request.query.device):
             prepared = self._prepared(request)
             for part in prepared.parts:
-                value = part.value if isinstance(part.value, Tensor) else part.value(seen[-1].output)
+                value = _value(part, seen[-1].output if seen else None)
                 seen.append(attend(part.query, part.key, value, **_options(part, request)))
             output, weights = prepared.join(seen)
         attend_listeners.tell(None, lambda: weights, lambda: request.value)
@@ -143,14 +143,23 @@ class Composite(Mechanism):
         return self.prepare(CompositeCall(*request[1:5], request.tensors))  # type: ignore[arg-type]
 
 
+def _value(part: Part, before: Tensor | None) -> Tensor:
+    """The values of a part, which may be a function of the output of the part before it."""
+    if isinstance(part.value, Tensor):
+        return part.value
+    if before is None:
+        raise RegardError(
+            "PreparedParts: the value of the first part is a function of the output before it, and there is none. Give "
+            "the first part a tensor (batch, heads, keys, width), for example the values of the call."
+        )
+    return part.value(before)
+
+
 def _with_values(parts: Sequence[Part]) -> Iterator[tuple[Part, Tensor]]:
     """The parts with their values, for a plan. It depends on sizes only, so outputs of earlier parts are zeros."""
     output: Tensor | None = None
     for part in parts:
-        value = part.value
-        if not isinstance(value, Tensor):
-            assert output is not None, "the first part has values"
-            value = value(output)
+        value = _value(part, output)
         output = part.query.new_zeros(*part.query.shape[:3], value.shape[3])
         yield part, value
 

@@ -60,6 +60,8 @@ from regard.masks import Mask
 from regard.normalizers import Normalizer
 from regard.scores import Score
 
+#: The largest `limit` of a check in seconds. Timers of systems do not take every float.
+LONGEST = 1e9
 #: Orders of axes of functions that also run without the first axes.
 WIDER = {"nd": ("bhnd", "bnd"), "bnd": ("bhnd",)}
 #: Mechanisms whose weights depend on matrices, so that measured weights alone do not show which one a module is.
@@ -136,8 +138,11 @@ def check(
             raise RegardError(f"check({name}={value!r}): {name} must be {words(expected)}.")
     if scale is not None and not math.isfinite(scale):
         raise RegardError(f"check(scale={scale}): the factor of the scores is a finite number.")
-    if limit is not None and not (fits(limit, float) and limit > 0):
-        raise RegardError(f"check(limit={limit}): the limit is a number of seconds above 0, or None for no limit.")
+    if limit is not None and not (fits(limit, float) and 0 < limit <= LONGEST):
+        raise RegardError(
+            f"check(limit={limit}): the limit is a number of seconds above 0 and at most {LONGEST:.0e}, or None for no "
+            "limit."
+        )
     _check_matrices(matrices, like)
     if like is not None and isinstance(subject, _PIECES):
         raise RegardError(

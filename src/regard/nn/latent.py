@@ -96,15 +96,15 @@ class MultiHeadLatentAttention(Attends):
         self, x: Tensor, past: LatentCache | None, mask: Mask | None, form: Form
     ) -> tuple[ModuleOutput, LatentCache]:
         """The attention of the tokens (B, n, C) that follow `past`, and the cache with their keys appended."""
-        self._check(x, form)
         past = LatentCache() if past is None else past
+        self._check(x, past, form)
         key = self._keys(x, past.length)
         # the values of the cache are the latents, which the keys contain
         extended = past.extend(key, key[..., self.rotary_dim :])
         seen = self._attend(self._queries(x, past.length), extended.key, extended.positions, mask, form)
         listeners.tell(self, lambda: seen.weights, lambda: extended.value @ self.value.to(extended.value.dtype))
-        assert isinstance(extended.cache, LatentCache)
-        return ModuleOutput(self.output(seen.output.transpose(1, 2).flatten(2)), lambda: seen.weights), extended.cache
+        output = ModuleOutput(self.output(seen.output.transpose(1, 2).flatten(2)), lambda: seen.weights)
+        return output, extended.cache  # type: ignore[return-value]  # a LatentCache, as `past` is
 
     @property
     def is_causal(self) -> bool:  # type: ignore[override]
@@ -149,8 +149,13 @@ class MultiHeadLatentAttention(Attends):
 
     @property
     def _score(self) -> LatentDot:
-        assert isinstance(self.attention.score, LatentDot)
-        return self.attention.score
+        score = self.attention.score
+        if not isinstance(score, LatentDot):
+            raise RegardError(
+                "MultiHeadLatentAttention: the score of its attention must be LatentDot, which compares queries with "
+                f"latents; got {type(score).__name__}. For another mask: layer.attention.with_mask(mask)."
+            )
+        return score
 
     def _absorbing_is_cheaper(self, num_queries: int, num_keys: int) -> bool:
         """Whether the absorbed form takes fewer multiply-adds for each head.
@@ -163,12 +168,17 @@ class MultiHeadLatentAttention(Attends):
         absorbed = num_queries * num_keys * (R + 2 * C) + num_queries * C * (D + E)
         return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)
 
-    def _check(self, x: Tensor, form: str) -> None:
-        """Refuse inputs of another width, an unknown `form`, and a call inside `Ring.as_default`."""
+    def _check(self, x: Tensor, past: LatentCache, form: str) -> None:
+        """Refuse inputs of another width, another cache, an unknown `form`, and a call inside `Ring.as_default`."""
         embed_dim = self.latent.in_features
         if x.ndim != 3 or x.shape[-1] != embed_dim:
             raise RegardError(
                 f"MultiHeadLatentAttention: inputs must be (batch, length, {embed_dim}), got {tuple(x.shape)}."
+            )
+        if not isinstance(past, LatentCache):
+            raise RegardError(
+                f"MultiHeadLatentAttention.advance: past must be a LatentCache, got {type(past).__name__}. Begin with "
+                "None, and continue with the cache that the call before returned."
             )
         if form not in ("auto", "absorbed", "expanded"):
             raise RegardError(f"MultiHeadLatentAttention(form={form!r}): give 'auto', 'absorbed' or 'expanded'.")

@@ -44,6 +44,11 @@ def scaled_dot_product_attention(
         options = {"is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
         return F.scaled_dot_product_attention(query, key, value, attn_mask, dropout_p, **options)
     name = "scaled_dot_product_attention"
+    if not isinstance(is_causal, bool):
+        raise RegardError(
+            f"{name}: is_causal is True or False, got {type(is_causal).__name__}. A mask is attn_mask: a tensor that "
+            "broadcasts to (..., heads, queries, keys)."
+        )
     if attn_mask is not None and is_causal:
         raise RegardError(f"{name}: attn_mask and is_causal are both given. Give one: a boolean mask.tril() is both.")
     inputs, lead = _four_axes(name, (query, key, value), enable_gqa)

@@ -237,7 +237,7 @@ class ShawBias(nn.Module, AdditiveBias):
 
         If positions have gaps, or the host does not know them, products are gathered; else a view puts them in place.
         """
-        assert rows is not None
+        rows = prepared_part("ShawBias", rows)
         distances = grid.distances()
         if distances is None:
             index = grid.distance.clamp(-self.reach, self.reach) + self.reach
@@ -293,7 +293,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         Consecutive positions: a view puts the products in place. Keys with gaps: one run of keys at a time. Positions
         that the host does not know: products are gathered.
         """
-        assert rows is not None and cols is not None
+        rows, cols = prepared_part("TransformerXLBias", rows), prepared_part("TransformerXLBias", cols)
         if grid.positions is not None and len(grid.positions.keys.intervals) > 1:
             return torch.cat([self.term(tile, rows, cols[:, :, run]) for run, tile in _key_runs(grid)], -1)
         distances = grid.distances()
@@ -318,6 +318,16 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         return f"{self.content.shape[0]}, {self.head_dim}"
 
 
+def prepared_part(bias: str, part: Tensor | None) -> Tensor:
+    """What `prepare` of a bias has computed and its `term` needs; an error if `term` was called without it."""
+    if part is None:
+        raise RegardError(
+            f"{bias}.term(grid, None, None): the term needs the tensors of the queries and keys. In a call "
+            "regard.Attention(bias=...) gives them; by hand: bias.term(grid, *bias.prepare(query, key, positions))."
+        )
+    return part
+
+
 def is_additive(bias: Bias) -> TypeGuard[AdditiveBias]:
     """Whether the bias adds its `term`, and nothing else."""
     return computes_as(bias, AdditiveBias, "transform")
@@ -339,11 +349,16 @@ def by_distance(grid: Grid, number: Callable[[Tensor], Tensor]) -> Tensor:
     If both queries and keys have consecutive positions, it is called with each distance once, else with each pair.
     """
     distances = grid.distances()
-    if distances is None:
-        return number(grid.distance[0, 0])[None]
-    each = number(torch.arange(distances.start, distances.stop, device=grid.device))
-    assert each.ndim == 2, "one row of numbers for each head, or one for all heads: (H or 1, distances)"
-    return _Diagonals.apply(each, len(grid.query))[None]  # type: ignore[index]
+    asked = (
+        grid.distance[0, 0] if distances is None else torch.arange(distances.start, distances.stop, device=grid.device)
+    )
+    each = number(asked)
+    if each.shape[1:] != asked.shape or len(each) not in (1, len(grid.head)):
+        raise RegardError(
+            f"by_distance: of distances {tuple(asked.shape)} a bias returned numbers {tuple(each.shape)}; they must be "
+            f"(heads, or 1 for all, *distances) = {(len(grid.head), *asked.shape)}."
+        )
+    return each[None] if distances is None else _Diagonals.apply(each, len(grid.query))[None]  # type: ignore[index]
 
 
 class _Diagonals(torch.autograd.Function):

@@ -16,7 +16,7 @@ from regard.base.shapes import Sizes, to_device, without_transforms
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, conjuncts
-from regard.pieces.mask_checks import check_batch, own_copy
+from regard.pieces.mask_checks import at, check_batch, own_copy, select_entries
 
 #: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
 NO_ID = (1 << 31) - 1
@@ -124,7 +124,7 @@ class chosen_keys(Mask):
         if not self.batched:
             return self
         ids, blocks = (
-            x if x is None or len(x) == 1 else x.index_select(0, index.to(x.device)) for x in (self.ids, self.blocks)
+            x if x is None or len(x) == 1 else select_entries("chosen_keys", x, index) for x in (self.ids, self.blocks)
         )
         return chosen_keys.of_sorted(ids, self.size, self.num_heads, self.start, blocks)  # type: ignore[arg-type]
 
@@ -151,11 +151,12 @@ class chosen_keys(Mask):
 
     def _rows(self, grid: Grid) -> Tensor:
         """The ids of a tile, (B or 1, heads of the tile or 1, I, K)."""
-        ids = to_device(self.ids, grid.device)[:, :, grid.query - self.start]
-        ids = ids[grid.batch] if self.batched else ids
+        ids = at("chosen_keys", "queries", to_device(self.ids, grid.device), 2, grid.query - self.start)
+        ids = at("chosen_keys", "batch entries", ids, 0, grid.batch) if self.batched else ids
         if ids.shape[1] == 1:
             return ids
-        return ids[:, grid.head // ((self.num_heads or ids.shape[1]) // ids.shape[1])]
+        of_heads = grid.head // ((self.num_heads or ids.shape[1]) // ids.shape[1])
+        return at("chosen_keys", "heads of ids", ids, 1, of_heads)
 
     def _counts(self, ids: Tensor) -> Tensor:
         """How many rows have each id: element n counts the rows with id n. It has an element for each given block."""

@@ -42,7 +42,13 @@ class ConvolutionFilter(nn.Module, Bias):
         return score * by_distance(grid, lambda distance: _at(taps, -distance))
 
     def check(self, sizes: Sizes) -> None:
-        check_heads(type(self).__name__, self.taps().shape[0], sizes)
+        name, taps = type(self).__name__, self.taps()
+        if not isinstance(taps, Tensor) or taps.ndim != 2:
+            given = tuple(taps.shape) if isinstance(taps, Tensor) else type(taps).__name__
+            raise RegardError(
+                f"{name}.taps: must return numbers (heads, K), one for each distance from 0 to K - 1; got {given}."
+            )
+        check_heads(name, taps.shape[0], sizes)
 
 
 def _at(taps: Tensor, behind: Tensor) -> Tensor:

@@ -19,7 +19,16 @@ from regard.base.shapes import Sizes, as_tensor, to_device, without_transforms
 from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
-from regard.pieces.mask_checks import check_batch, check_covers, check_predicate, integers, own_copy, shortened
+from regard.pieces.mask_checks import (
+    at,
+    check_batch,
+    check_covers,
+    check_predicate,
+    integers,
+    own_copy,
+    select_entries,
+    shortened,
+)
 from regard.pieces.mask_conventions import is_of_keys, mask_remedy
 
 
@@ -64,7 +73,8 @@ class Lengths(Mask):
         object.__setattr__(self, "lengths", own_copy(self.lengths).cpu())
 
     def allowed(self, grid: Grid) -> Tensor:
-        return grid.j < to_device(self.lengths, grid.device)[grid.batch].view(-1, 1, 1, 1)
+        lengths = at("padding(lengths)", "batch entries", to_device(self.lengths, grid.device), 0, grid.batch)
+        return grid.j < lengths.view(-1, 1, 1, 1)
 
     def own_sizes(self) -> tuple[int, None]:
         return len(self.lengths), None
@@ -81,10 +91,11 @@ class Lengths(Mask):
         return Spans(((-INFINITY, self._ends[0]),))
 
     def of_entry(self, entry: int) -> Mask:
-        return prefix(max(int(self.lengths[entry]), 0))
+        (length,) = select_entries("padding(lengths)", self.lengths, torch.tensor([entry], device="cpu")).tolist()
+        return prefix(max(length, 0))
 
     def select(self, index: Tensor) -> Mask:
-        return Lengths(self.lengths.index_select(0, index.to(self.lengths.device)))
+        return Lengths(select_entries("padding(lengths)", self.lengths, index))
 
     def __repr__(self) -> str:
         shortest, longest = self._ends
@@ -111,7 +122,8 @@ class RealKeys(Mask):
         return self.real
 
     def allowed(self, grid: Grid) -> Tensor:
-        return to_device(self.real, grid.device)[grid.batch][:, grid.key][:, None, None]
+        real = at("padding(vector)", "batch entries", to_device(self.real, grid.device), 0, grid.batch)
+        return at("padding(vector)", "keys", real, 1, grid.key)[:, None, None]
 
     def own_sizes(self) -> tuple[int, None]:
         return len(self.real), None
@@ -128,10 +140,11 @@ class RealKeys(Mask):
 
     def of_entry(self, entry: int) -> Mask:
         """The entry repeated, so that `check` and `allowed` accept the whole batch."""
-        return RealKeys(self.real[entry : entry + 1].expand(self.real.shape))
+        real = select_entries("padding(vector)", self.real, torch.tensor([entry], device="cpu"))
+        return RealKeys(real.expand(self.real.shape))
 
     def select(self, index: Tensor) -> Mask:
-        return RealKeys(self.real.index_select(0, index.to(self.real.device)))
+        return RealKeys(select_entries("padding(vector)", self.real, index))
 
     def __repr__(self) -> str:
         return f"padding({int(self.real.sum())} of {self.real.numel()} keys are real)"
@@ -309,9 +322,11 @@ class random_blocks(Mask):
             )
 
     def allowed(self, grid: Grid) -> Tensor:
-        chosen = to_device(self.table, grid.device)[grid.query // self.size]
-        flags = torch.zeros(len(grid.query), -(-self.length // self.size), dtype=torch.bool, device=grid.device)
-        return flags.scatter_(1, chosen, True)[:, grid.key // self.size].view(1, 1, len(grid.query), len(grid.key))
+        table = to_device(self.table, grid.device)
+        chosen = at("random_blocks", "blocks of queries", table, 0, grid.query // self.size)
+        flags = torch.zeros(len(grid.query), len(table), dtype=torch.bool, device=grid.device)
+        flags = flags.scatter_(1, chosen, True)[None, None]
+        return at("random_blocks", "blocks of keys", flags, 3, grid.key // self.size)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         rows = self._rows[max(start, 0) // self.size : -(-stop // self.size)]
@@ -440,13 +455,14 @@ class mask_tensor(Mask):
         return len(self._full) != 1
 
     def select(self, index: Tensor) -> Mask:
-        return mask_tensor(self.tensor.index_select(0, index.to(self.tensor.device))) if self.batched else self
+        return mask_tensor(select_entries("mask_tensor", self.tensor, index)) if self.batched else self
 
     def allowed(self, grid: Grid) -> Tensor:
         t = to_device(self._full, grid.device)
-        t = t[:, :, grid.query - self._offset][:, :, :, grid.key]
-        t = t if t.shape[0] == 1 else t[grid.batch]
-        return t if t.shape[1] == 1 else t[:, grid.head]
+        axes = ("queries", 2, grid.query - self._offset), ("keys", 3, grid.key)
+        for name, axis, index in (*axes, ("batch entries", 0, grid.batch), ("heads", 1, grid.head)):
+            t = t if axis < 2 and t.shape[axis] == 1 else at("mask_tensor", name, t, axis, index)
+        return t
 
     def own_sizes(self) -> tuple[int | None, int | None]:
         return (None, None) if self.tensor.ndim == 2 else tuple(self.tensor.shape[:2])  # type: ignore[return-value]
@@ -507,7 +523,7 @@ class mask_tensor(Mask):
     def _rows(self, start: int, stop: int) -> Tensor:
         """The rows of the queries [start, stop) of all batch entries and heads, on the host: (their number, J)."""
         rows = self._full if self.tensor.device.type == "cpu" else self._on_host
-        return rows[:, :, start - self._offset : stop - self._offset].flatten(0, 2)
+        return rows[:, :, max(start - self._offset, 0) : max(stop - self._offset, 0)].flatten(0, 2)
 
     def __repr__(self) -> str:
         return f"mask_tensor(shape={tuple(self.tensor.shape)})"

@@ -12,7 +12,7 @@ from torch import Tensor
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, widest_float
-from regard.pieces.bias import AdditiveBias, State
+from regard.pieces.bias import AdditiveBias, State, prepared_part
 from regard.pieces.grid import Grid
 
 #: A gate below this is closed: no key before it keeps a weight. Sums of lower numbers would lose the other gates.
@@ -42,7 +42,11 @@ class ForgettingBias(AdditiveBias):
 
         A query may have a position before the first key, where the sum is 0, or after the last one.
         """
-        assert log_forget is not None, "the call checks it"
+        if log_forget is None:
+            raise RegardError(
+                "ForgettingBias.prepare: needs log_forget (batch, heads, keys), the logarithms of the forget gates. "
+                "Give it to the call: attention(q, k, v, log_forget=...)."
+            )
         if len(positions.keys.intervals) > 1:
             raise RegardError(
                 "ForgettingBias: the keys have gaps in their positions, so the gates of the tokens between them are "
@@ -56,7 +60,7 @@ class ForgettingBias(AdditiveBias):
         return _pairs(at_queries, dtype), _pairs(sums, dtype)
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        assert rows is not None and cols is not None
+        rows, cols = prepared_part("ForgettingBias", rows), prepared_part("ForgettingBias", cols)
         rounded, errors = (rows[..., n, None] - cols[..., None, :, n] for n in (0, 1))
         return rounded + errors
 

@@ -16,6 +16,7 @@ from regard.base.shapes import Sizes, at_least_float32, to_device
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Composed, Mask
+from regard.pieces.mask_checks import select_entries
 from regard.pieces.piece import Piece
 from regard.pieces.token_ranks import TokenRanks
 
@@ -226,7 +227,7 @@ class GroupMask(Composed):
 
     def select(self, index: Tensor) -> Mask:
         tokens, is_own = (
-            x if len(x) == 1 else x.index_select(0, to_device(index, x.device)) for x in (self.tokens, self.is_own)
+            x if len(x) == 1 else select_entries("GroupMask", x, index) for x in (self.tokens, self.is_own)
         )
         return GroupMask(self.mask.select(index), self.last, tokens, is_own)
 

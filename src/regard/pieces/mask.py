@@ -24,7 +24,7 @@ from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.base.upper_layers import upper_layer
 from regard.pieces.grid import Grid
-from regard.pieces.mask_checks import check_batch
+from regard.pieces.mask_checks import at, check_batch, check_index, select_entries
 from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.piece import Piece, set_promises
 
@@ -114,6 +114,7 @@ class Mask(Piece):
                 f"{type(self).__name__}.select: this mask has its own check of sizes, so the default select does not "
                 "fit it. Define select(index) in the class, or set batched = False if all batch entries are alike."
             )
+        check_index(repr(self), index)
         return Selected(self, index.clone())
 
     def check(self, sizes: Sizes, positions: Positions) -> None:
@@ -402,7 +403,8 @@ class Selected(Mask):
         return self.mask.keys_only
 
     def allowed(self, grid: Grid) -> Tensor:
-        return self.mask.allowed(replace(grid, batch=to_device(self.index, grid.device)[grid.batch]))
+        batch = at("a selected mask", "batch entries", to_device(self.index, grid.device), 0, grid.batch)
+        return self.mask.allowed(replace(grid, batch=batch))
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         return self.mask.any_allowed(start, stop)
@@ -414,7 +416,7 @@ class Selected(Mask):
         return self.mask.edges(start, stop)
 
     def select(self, index: Tensor) -> Mask:
-        return Selected(self.mask, self.index.index_select(0, index.to(self.index.device)))
+        return Selected(self.mask, select_entries("a selected mask", self.index, index))
 
     def own_sizes(self) -> tuple[int, int | None]:
         return len(self.index), self.mask.own_sizes()[1]

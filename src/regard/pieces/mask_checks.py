@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from regard.base.checks import integer
@@ -67,6 +68,36 @@ def shortened(numbers: Sequence[int]) -> str:
         return str(list(numbers))
     first, last = ", ".join(map(str, numbers[:3])), numbers[-1]
     return f"[{first}, ..., {last}] ({len(numbers)} of them)"
+
+
+def at(mask: str, axis: str, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    """What a tensor of a mask holds for the batch entries, queries or keys of a tile, by their numbers on axis `dim`.
+
+    `index_select` refuses negative numbers, which indexing would count from the end. It is slower for many short rows.
+    """
+    try:
+        return tensor[..., index] if dim == 3 else tensor.index_select(dim, index)
+    except (IndexError, RuntimeError):
+        size, first, last = tensor.shape[dim], int(index.min()), int(index.max())
+        if first >= 0 and last < size:
+            raise
+        raise RegardError(
+            f"{mask}: its tensor {tuple(tensor.shape)} has {size} {axis}, 0 to {size - 1}; {axis} {first} to {last} "
+            f"were asked for. Ask for those that it has, or make the mask for all {axis}."
+        ) from None
+
+
+def select_entries(mask: str, tensor: Tensor, index: Tensor) -> Tensor:
+    """The rows of a tensor of a mask for the batch entries at `index`, in that order (`Mask.select`)."""
+    check_index(mask, index)
+    return at(mask, "batch entries", tensor, 0, index.to(tensor.device))
+
+
+def check_index(mask: str, index: Tensor) -> None:
+    """Refuse an index of `Mask.select` that is no vector of integers."""
+    if not isinstance(index, Tensor) or index.ndim != 1 or index.dtype not in (torch.int32, torch.int64):
+        kind = f"{index.dtype} of shape {tuple(index.shape)}" if isinstance(index, Tensor) else type(index).__name__
+        raise RegardError(f"{mask}.select: the index must be a vector of integers, got {kind}.")
 
 
 def check_covers(mask: str, axis: str, positions: Spans, size: int) -> None:

@@ -16,7 +16,7 @@ from regard.base.spans import EMPTY, Spans
 from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.mask_checks import own_copy
+from regard.pieces.mask_checks import at, own_copy, select_entries
 
 
 def groups_mask(groups: Tensor) -> Mask:
@@ -48,8 +48,8 @@ class SameGroup(Mask):
     def numbers(self, grid: Grid) -> tuple[Tensor, Tensor]:
         """The group of each query and of each key of a tile, (B or 1, I) and (B or 1, J)."""
         groups = to_device(self.groups, grid.device)
-        groups = groups if len(groups) == 1 else groups[grid.batch]
-        return groups[:, grid.query], groups[:, grid.key]
+        groups = groups if len(groups) == 1 else at("SameGroup", "batch entries", groups, 0, grid.batch)
+        return at("SameGroup", "queries", groups, 1, grid.query), at("SameGroup", "keys", groups, 1, grid.key)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         """From the first place of a group of these queries to the last one, with all groups between."""
@@ -60,15 +60,18 @@ class SameGroup(Mask):
     def all_allowed(self, start: int, stop: int) -> Spans:
         """The run of the first query, if it has all these queries; a group may have more keys in other runs."""
         _, _, first, last = self._ends
-        if start < 0 or stop > len(first) or int(last[start]) < stop - 1:
+        if not 0 <= start < stop <= len(first) or int(last[start]) < stop - 1:
             return EMPTY
         return Spans.of((int(first[start]), int(last[start]) + 1))
 
     def of_entry(self, entry: int) -> Mask:
-        return self if len(self.groups) == 1 else groups_mask(self.groups[entry : entry + 1])
+        return self if len(self.groups) == 1 else groups_mask(self._entries(torch.tensor([entry], device="cpu")))
 
     def select(self, index: Tensor) -> Mask:
-        return self if len(self.groups) == 1 else SameGroup(self.groups.index_select(0, index.to(self.groups.device)))
+        return self if len(self.groups) == 1 else SameGroup(self._entries(index))
+
+    def _entries(self, index: Tensor) -> Tensor:
+        return select_entries("SameGroup", self.groups, index)
 
     def own_sizes(self) -> tuple[int | None, None]:
         return None if len(self.groups) == 1 else len(self.groups), None

@@ -69,7 +69,11 @@ class Score(Piece):
     def tile(self, query: Tensor, key: Tensor, grid: Grid) -> Tensor:
         """Scores (B, H, I, J) of prepared rows (B, H, I, W) against prepared columns (B, G, J, W)."""
         scale = _scale_of_heads(self.scale(query.shape[-1]), query, grid)
-        assert scale is not None, "a score without a scale must define tile"
+        if scale is None:
+            raise RegardError(
+                f"{type(self).__name__}.tile: the default tile is a dot product times a scale, and scale(head_dim) is "
+                "None. Define tile(query, key, grid) in the class, or return a number from scale(head_dim)."
+            )
         return grouped_scores(query * scale, key)
 
 

@@ -11,8 +11,9 @@ negative, and a row has any sum. A transition computes k, g, u and w from the te
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass, replace
+from operator import attrgetter
 from typing import ClassVar
 
 import torch
@@ -56,11 +57,11 @@ class Steps:
     #: The fields with one entry for each query, and those with one for each key.
     ON_ROWS: ClassVar[tuple[str, ...]] = ("query", "own")
     ON_COLS: ClassVar[tuple[str, ...]] = ("key", "log_decay", "address", "erase")
+    _PARTS: ClassVar[Callable[[Steps], tuple[Tensor | None, ...]]] = attrgetter(*ON_ROWS, *ON_COLS)
 
     def tensors(self) -> list[Tensor]:
         """All tensors: those of queries first."""
-        parts = self.query, self.own, self.key, self.log_decay, self.address, self.erase  # ON_ROWS, ON_COLS
-        return [part for part in parts if part is not None]
+        return [part for part in self._PARTS(self) if part is not None]
 
     def _names(self) -> list[str]:
         """The fields that hold a tensor, in the order of `tensors()`."""
@@ -216,7 +217,11 @@ class Decay(Transition):
 
     def prepare(self, query: Tensor, key: Tensor, log_decay: Tensor | None = None) -> Steps:  # type: ignore[override]
         if log_decay is None:
-            assert self.log_decay is not None
+            if self.log_decay is None:
+                raise RegardError(
+                    "Decay.prepare: needs log_decay (batch, heads, keys), because this Decay has no constant one. Give "
+                    "it to the call, attention(q, k, v, log_decay=...), or to the piece: Decay(log_decay=-0.1)."
+                )
             constant = _of_head(self.log_decay, at_least_float32(key))
             _check_heads("Decay", constant, query)
             return Steps(query, key, log_decay=constant.expand(key.shape[0], -1, key.shape[2], 1))

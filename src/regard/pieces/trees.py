@@ -19,7 +19,7 @@ from regard.pieces.data_masks import documents
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, causal
 from regard.pieces.mask import prefix as common_keys
-from regard.pieces.mask_checks import check_covers, integers, shortened
+from regard.pieces.mask_checks import at, check_covers, integers, shortened
 
 
 @checked
@@ -66,8 +66,9 @@ class tree(Mask):
     def allowed(self, grid: Grid) -> Tensor:
         """In an Euler tour the descendants of a token are an interval, so two comparisons decide a pair."""
         first, stop = (to_device(order, grid.device) for order in self.intervals)
-        place = first[grid.query].view(1, 1, -1, 1)
-        return (first[grid.key] <= place) & (place < stop[grid.key])
+        place = at("tree", "queries", first, 0, grid.query).view(1, 1, -1, 1)
+        key_first, key_stop = (at("tree", "keys", order, 0, grid.key) for order in (first, stop))
+        return (key_first <= place) & (place < key_stop)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         """The ancestors of the last query of each run: those of the other queries of the run are among them."""

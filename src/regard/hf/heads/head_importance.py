@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.hf.heads.gates import apply_gates
 from regard.hf.heads.model_heads import ModelHeads
@@ -92,6 +93,7 @@ class ImportanceScores:
         return f"ImportanceScores({heads} heads of {len(self.values)} modules, {self.batches} batches)"
 
 
+@checked
 def importance(
     model: nn.Module,
     loss: Callable[[Any, Any], Tensor],

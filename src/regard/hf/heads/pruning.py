@@ -99,6 +99,10 @@ def prune(
     >>> rg.prune(transformers.GPT2Model(config), {"h.0.attn": [1, 2], "h.1.attn": [0]})
     PruningResult(3 heads in place: 1,904 -> 1,694 parameters)
     """
+    if not isinstance(copy, bool):
+        raise RegardError(
+            f"prune(copy={type(copy).__name__}): give True, which prunes a deep copy, or False, which prunes the model."
+        )
     layers = ModelHeads.of(model, "prune")
     removed = {name: numbers for name, numbers in layers.select(heads).items() if numbers}
     for name, numbers in removed.items():
