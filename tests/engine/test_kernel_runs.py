@@ -1,4 +1,4 @@
-"""Long windows: a run of tiles packs its own keys, and large memory asks for large pages."""
+"""Long windows: a run of tiles packs its own keys. Parts of the backward pass, and large pages of large memory."""
 
 from __future__ import annotations
 
@@ -56,6 +56,19 @@ def test_a_long_window_is_the_softmax_of_its_pairs(level, mask, layout, num_quer
         )
         own = found[entry, head, position - LENGTH + num_queries].double()
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-5 if value.dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("heads", [1, 3, 8, 11])
+def test_gradients_do_not_depend_on_the_parts_of_the_work(level, heads):
+    """Few heads have several sums for each key, eight have one, which is the gradient as it is."""
+    torch.manual_seed(5)
+    q, k, v = (torch.randn(1, heads, 400, width, requires_grad=True) for width in (20, 20, 9))
+    along, step = torch.randn(1, heads, 400, 9), torch.arange(400)[:, None] - torch.arange(400)
+    output = rg.attend(q, k, v, mask=rg.causal() & rg.window(30), engine="kernel").output
+    scores = (q.double() @ k.double().mT / 20**0.5).masked_fill((step < 0) | (step >= 30), -torch.inf)
+    expected = torch.autograd.grad(scores.softmax(-1) @ v.double(), (q, k, v), along.double())
+    for found, right in zip(torch.autograd.grad(output, (q, k, v), along), expected, strict=True):
+        torch.testing.assert_close(found, right, rtol=0, atol=2e-5)
 
 
 def test_runs_do_not_depend_on_the_number_of_threads(level):

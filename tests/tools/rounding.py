@@ -41,7 +41,7 @@ def budget(problem, dtype):
     by_scores = by_rows(problem, output, weights, values, errors)
     roundings = 2 if attention.normalizer.row_sum is not None else 4
     by_sums = (roundings * u + (2 * problem.sizes.J + 4) * FLOAT32) * (weights.abs() @ values)
-    underflow = torch.finfo(dtype).tiny * values.sum(-2, keepdim=True)
+    underflow = torch.finfo(dtype).tiny * (values.sum(-2, keepdim=True) + u)  # of weights, and of the output
     return output, by_scores + by_sums + underflow
 
 

@@ -414,8 +414,13 @@ def backward(
     run(setting.library, "backward", call, work)
     before, after = (None if t is None else t[..., MARGIN:-MARGIN].sum((0, 2)) for t in diagonals)
     direction = None if grad_direction is None or not wanted.direction else grad_direction.sum((0, 1))[:D]
-    key, value = grad_key.sum(2)[:, :, :J, :D], grad_value.sum(2)[:, :, :J, :E]
+    key, value = sum_of_parts(grad_key)[:, :, :J, :D], sum_of_parts(grad_value)[:, :, :J, :E]
     return Inputs(grad_query, key, value, before, after, None, direction, grad_clipped)
+
+
+def sum_of_parts(parts: Tensor) -> Tensor:
+    """Sums (B, G, keys, width) over axis 2 of (B, G, parts, keys, width). One part is its own sum and is not copied."""
+    return parts[:, :, 0] if parts.shape[2] == 1 else parts.sum(2)
 
 
 def _count(library: Library, name: str, call: KernelCall) -> int:

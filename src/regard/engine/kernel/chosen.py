@@ -16,7 +16,7 @@ from torch import Tensor
 
 from regard.engine.blocked import Blocked
 from regard.engine.dense import flops_per_pair
-from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, sink_gradient
+from regard.engine.kernel.attention import PARTS, CallSettings, Inputs, sink_gradient, sum_of_parts
 from regard.engine.kernel.engine import FEWEST_QUERIES, KernelProblem
 from regard.engine.kernel.layouts import MOST_ROWS, SPARE_KEYS
 from regard.engine.kernel.library import load_fast
@@ -255,7 +255,7 @@ def backward(
     call.point(grad_query=grad_query, grad_key=grad_key, grad_value=grad_value)
     call.count(3)
     run(setting.library, "chosen_backward", call, choice.num_pairs(inputs) * (3 * D + 2 * E), choice.fields())
-    return grad_query, grad_key.sum(2)[:, :, :J, :D], grad_value.sum(2)[:, :, :J, :E]
+    return grad_query, sum_of_parts(grad_key)[:, :, :J, :D], sum_of_parts(grad_value)[:, :, :J, :E]
 
 
 def _packed_sizes(setting: CallSettings, inputs: Inputs) -> tuple[int, int]:
