@@ -17,6 +17,7 @@ from plan_calls import LEARNED, anew, assert_equal, inputs, results
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
 from regard.engine.kept_plans import kept_plans
+from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.mask import leaves
 
 NAMES = SINGLE
@@ -332,6 +333,14 @@ def test_a_subclass_of_a_piece_is_a_piece_of_the_user(plans_made):
 class Tangent(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x).tanh()
+
+
+@pytest.mark.parametrize(
+    "part", [Growing(), Inherited(3), Tangent(2, 2), {"factor": 2.0}, [2.0]], ids=lambda x: type(x).__name__
+)
+def test_only_pieces_of_this_package_have_a_fingerprint(part):
+    with pytest.raises(NoFingerprint):
+        fingerprint((rg.Dot(), part), [])
 
 
 CHANGED = {

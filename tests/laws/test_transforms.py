@@ -371,6 +371,16 @@ def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
         assert split_tensors(function)[1].is_foreign == is_foreign
 
 
+def test_a_function_that_calls_itself_comes_apart_and_together():
+    number = torch.tensor(3.0)
+
+    def power(exponent):
+        return number * power(exponent - 1) if exponent else torch.tensor(1.0)
+
+    tensors, template = split_tensors(power)
+    assert tensors[0] is number and template.around([torch.tensor(2.0)])(1) == 2
+
+
 def test_a_function_outside_of_compiled_graphs_runs_as_ever_once_the_compiler_is_loaded():
     importlib.import_module("torch._dynamo")
     double = uncompiled(lambda x: 2 * x)

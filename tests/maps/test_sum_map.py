@@ -117,12 +117,13 @@ def test_a_sum_of_a_sum_and_a_factor_that_changes_later():
 
 def test_wrong_parts_and_factors_are_refused():
     seen, _ = parts()
-    other, _ = parts(queries=5)
+    other, (one_entry, _) = parts(queries=5)[0], parts(batch=1)[0]  # the positions of an entry are those of both
     narrow = replace(seen[1], output=seen[1].output[..., :1])  # of other values, which would be broadcast
     for outputs, factors, said in (
         (seen, [1.0], "one factor for each map"),
         ([], [], "at least one map"),
         ([seen[0], other[0]], [1.0, 1.0], "the same queries and keys"),
+        ([seen[0], seen[0], one_entry], [1.0, 1.0, 1.0], "the same queries and keys"),
         ([seen[0], narrow], [1.0, 1.0], "the outputs must have one shape"),
         (seen, [1.0, torch.zeros(B, H, I)], r"factor\[..., None\]"),
         (seen, [1.0, torch.zeros(B, H, I, J)], "broadcasts against"),

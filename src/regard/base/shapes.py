@@ -242,8 +242,7 @@ def is_autocast(device: torch.device) -> bool:
         return False
     kind = device.type
     # is_autocast_enabled raises an error for devices that have no autocast, such as "meta"
-    is_available = kind == "cpu" or torch.amp.autocast_mode.is_autocast_available(kind)
-    return is_available and torch.is_autocast_enabled(kind)
+    return torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def in_autocast_dtype(tensor: Tensor) -> Tensor:
