@@ -253,6 +253,16 @@ def test_how_tensors_lie_in_memory_changes_nothing(layout, dtype):
                 torch.testing.assert_close(found, wanted, **close)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_how_tensors_lie_in_memory_changes_no_causal_sum(layout):
+    """The compiled kernels compute no sums in float64, so these are those of torch."""
+    attention = rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer(), mask=rg.causal())
+    given = [LAYOUTS[layout](torch.randn(2, 2, 80, 6).double()) for _ in range(4)]
+    copies = [t.clone(memory_format=torch.contiguous_format) for t in given]
+    for found, wanted in zip(*(_all_of(attention, "linear", *tensors) for tensors in (given, copies)), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def skip_where_torch_refuses(dtype):
     """With AMX, torch packs bfloat16 for it even where ATEN_CPU_CAPABILITY rules AVX-512 out, and then cannot."""
     q = torch.ones(2, 2, 80, 6, dtype=dtype)
