@@ -514,3 +514,12 @@ def test_the_half_of_the_plans_that_was_used_last_is_kept(monkeypatch):
     used_last = [key for key, plan in sorted(kept_plans._plans.items(), key=lambda item: -item[1].used)[:3]]
     call(9)
     assert len(kept_plans) == 4 and {*used_last} < {*kept_plans._plans}
+
+
+def test_a_kept_plan_has_its_own_pieces():
+    """The attention that made a plan may get other pieces; another attention with the first ones uses the plan."""
+    first, tensors = rg.Attention(mask=rg.causal()), inputs(9, 9, 9)
+    first(*tensors)
+    first.mask = None
+    weights = rg.Attention(mask=rg.causal())(*tensors).weights
+    assert torch.equal(weights.dense() > 0, torch.ones(9, 9, dtype=torch.bool).tril().expand(1, 2, 9, 9))

@@ -107,3 +107,14 @@ def test_the_last_map_may_have_no_keys(mask):
         weights = joined(maps)
         assert weights.shape == weights.dense().shape == (B, H, 8, 0)
         assert weights.entropy().shape == (B, H, 8)
+
+
+def test_the_keys_of_some_joined_queries_are_those_of_their_own_rows():
+    """A part is asked for no query outside of the range."""
+    q = torch.randn(1, H, 8, 4)
+    weights = rg.Attention(mask=rg.causal())(q, q, q).weights
+    entry = torch.zeros(1, dtype=torch.int64)
+    mask = JoinedMap([MapRows(lambda: weights, range(8), 0, 0, entry)], 8, 8).attention.mask
+    for start, stop in ((0, 8), (0, 3), (2, 5), (5, 8)):
+        assert mask.any_allowed(start, stop).intervals == ((0, stop),)
+        assert mask.all_allowed(start, stop).intervals == ((0, start + 1),)

@@ -132,6 +132,15 @@ def test_wrong_parts_and_factors_are_refused():
             rg.combine(outputs, factors)
 
 
+@pytest.mark.parametrize(("least", "is_signed"), [(0.0, False), (-0.5, True)])
+def test_groups_are_signed_if_a_number_is_below_zero(least, is_signed):
+    groups = rg.composites.ProjectedGroups(length=6, num_groups=2)
+    for matrix in groups.parameters():
+        matrix.data.uniform_(0.1, 1.0)[0, 2] = least
+    x = torch.randn(1, 1, 6, 4)
+    assert rg.composites.Grouped(rg.Attention(), groups)(x, x, x).weights.is_signed is is_signed
+
+
 @pytest.mark.usefixtures("small_blocks")
 def test_a_product_of_maps_is_that_of_dense_weights():
     torch.manual_seed(0)

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 import regard as rg
 from regard.diagnosis.laws import LAWS
+from regard.pieces import selection as selection_file
 from regard.pieces.chosen import NO_ID
 from regard.pieces.key_blocks import KeyBlocks
 from regard.pieces.selection import CandidateKeys, best
@@ -573,3 +574,12 @@ def test_chosen_blocks_of_a_table_are_those_of_each_entry(seed, batch):
         rows, (some, every) = expected[:, start:stop].flatten(0, 1), (mask.any_allowed, mask.all_allowed)
         assert {*rows.any(0).nonzero().flatten().tolist()} <= {*some(start, stop).tensor().tolist()}
         assert {*every(start, stop).tensor().tolist()} <= {*rows.all(0).nonzero().flatten().tolist()}
+
+
+@pytest.mark.parametrize(("mask", "has_pairs"), [(rg.causal(), False), (rg.padding([150, 200]), True)])
+def test_blocks_that_a_mask_may_cut_need_room_for_a_row_of_pairs(mask, has_pairs, monkeypatch):
+    q, k, _ = inputs(200)
+    best, floats = selection_file.best_blocks, []
+    monkeypatch.setattr(selection_file, "best_blocks", lambda *given: floats.append(given[-1]) or best(*given))
+    rg.selections.BlockMeans(20, 2).choose(q, k, rg.types.Positions.of(0, 200, 200), mask)
+    assert floats[0] >= H * 200 if has_pairs else floats[0] < H * 200

@@ -441,7 +441,7 @@ class Sparsemax(Normalizer):
         """If the n greatest scores have weights, t = (their sum - 1) / n; n is the last that leaves score n above t."""
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
-        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device)
         sums = ranked.cumsum(-1)
         support = (1 + counts * ranked > sums).sum(-1, keepdim=True).clamp_min(1)  # 0 where a score is NaN
         threshold = (sums.gather(-1, support - 1) - 1) / support
@@ -471,7 +471,7 @@ class Entmax15(Normalizer):
         """If the n greatest halves h have weights, sum (h - t)^2 = 1, so t = mean - sqrt(1 / n - variance)."""
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values / 2
-        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device)
         mean, square = ranked.cumsum(-1) / counts, ranked.square().cumsum(-1) / counts
         spread = (1 - counts * (square - mean.square())) / counts
         thresholds = mean - spread.clamp_min(torch.finfo(scores.dtype).tiny).sqrt()
