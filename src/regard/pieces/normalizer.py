@@ -512,8 +512,7 @@ class TopK(Normalizer):
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         top = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
-        indices = columns[top.indices].masked_fill(top.values.isneginf(), -1)
-        return *log_sum_exp(top.values), indices
+        return *log_sum_exp(top.values), columns[top.indices]
 
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
         """With the same keys as before: rounding must not exchange two of nearly equal scores."""
