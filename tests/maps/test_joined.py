@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import regard as rg
 from drawn import masks
 from regard.maps.joined import JoinedMap, MapRows, joined
+from regard.maps.scored_map import ScoredMap
 
 B, H = 2, 2
 
@@ -78,6 +79,15 @@ def steps(cache, tensors, attention):
         seen = attention(*tensors[:, :, :, n : n + 1], cache=cache)
         cache = seen.cache
         yield seen.weights
+
+
+def test_steps_after_a_growing_cache_become_one_map_of_scores():
+    """So a statistic of all tokens is one pass over queries and keys, and no call of every map."""
+    tensors, attention = torch.randn(3, B, H, 8, 4), rg.Attention(mask=rg.causal())
+    for count in (1, 2, 8):
+        weights = joined(list(steps(rg.caches.GrowingCache(), tensors[:, :, :, :count], attention)))
+        assert type(weights) is ScoredMap
+        torch.testing.assert_close(weights.dense(), attention(*tensors[:, :, :, :count]).weights.dense())
 
 
 @pytest.mark.parametrize("size", [1, 3, 5, 8])

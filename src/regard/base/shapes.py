@@ -269,6 +269,15 @@ def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(x.to(dtype) for x in tensors)
 
 
+def without_zeros(x: Tensor) -> Tensor:
+    """The numbers, with 1 in place of 0: divisors of numbers that are 0 in the same places.
+
+    >>> without_zeros(torch.tensor([0.0, 0.5, -2.0])).tolist()
+    [1.0, 0.5, -2.0]
+    """
+    return x.masked_fill(x == 0, 1.0)
+
+
 def at_least_float32(x: Tensor) -> Tensor:
     """The tensor in float32 or float64, because scores and statistics are never kept in half precision."""
     return x if x.dtype in (torch.float32, torch.float64) else x.float()

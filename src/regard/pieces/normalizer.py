@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
-from regard.base.shapes import Sizes, has_numbers, known_none
+from regard.base.shapes import Sizes, has_numbers, known_none, without_zeros
 from regard.pieces.piece import Piece, set_promises
 
 RowStatistic = tuple[Tensor, ...]
@@ -581,7 +581,7 @@ class SumNormalizer(Normalizer):
         return (left[0] + right[0],)
 
     def share(self, part: RowStatistic, whole: RowStatistic) -> Tensor:
-        return part[0] / whole[0].masked_fill(whole[0] == 0, 1.0)
+        return part[0] / without_zeros(whole[0])
 
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         return _at_most_one(self.share((scores,), (row_statistic[0].unsqueeze(-1),)))
