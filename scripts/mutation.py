@@ -7,9 +7,10 @@ The run can be stopped and started again; it keeps its results in `.mutation/`. 
 judges the survivors once more; `--fresh` forgets all verdicts, as a changed source asks for. What only checks
 (assert, strict=True) is not changed, since it makes no difference to right code. Nor are estimates of time and memory,
 nor the numbers that stand at the top of files of engines and maps (sizes of tiles, budgets): they choose between
-computations with equal results, and benchmarks judge those; nor the statements and conditions of these folders that
-read such a number, since they choose sizes too. Nor is `device=`, which makes no difference on a CPU:
-tests/tools/accelerator_budget.py judges it. And `a if a < b else b` stays: with `<=` it is the same.
+computations with equal results, and benchmarks judge those; nor the statements, conditions and calls of `min` and `max`
+of these folders that read such a number of any of their files, since they choose sizes too. Nor is `device=`, which
+makes no difference on a CPU: tests/tools/accelerator_budget.py judges it. And `a if a < b else b` stays: with `<=` it
+is the same.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatch
+from functools import cache
 from hashlib import sha256
 from itertools import accumulate
 from pathlib import Path
@@ -115,9 +117,9 @@ def mutants(file: Path) -> list[Mutant]:
     tree = ast.parse(text)
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     in_bodies = {line for node in functions for line in range(node.body[0].lineno, node.end_lineno + 1)}
-    settings: set[str] = set()
+    settings: Collection[str] = ()
     if file.parent.name in WITH_SETTINGS:
-        settings = {name for statement in tree.body for name in _settings(statement)}
+        settings = _all_settings()
         tree.body = [statement for statement in tree.body if not _settings(statement)]
     for function, node in _code(tree, settings):
         for after in _changes(node):
@@ -129,13 +131,25 @@ def mutants(file: Path) -> list[Mutant]:
     return found
 
 
+def _is_text(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+@cache
+def _all_settings() -> frozenset[str]:
+    """The names of such numbers in all files of these folders, because one file reads those of another."""
+    files = [file for folder in WITH_SETTINGS for file in (ROOT / "src" / "regard" / folder).glob("*.py")]
+    statements = [statement for file in files for statement in ast.parse(file.read_text(encoding="utf-8")).body]
+    return frozenset(name for statement in statements for name in _settings(statement))
+
+
 def _settings(statement: ast.stmt) -> list[str]:
     """The names of capitals that a statement gives to plain numbers, if it calls nothing."""
     match statement:
         case ast.Assign(targets=[ast.Name() | ast.Tuple() as target], value=value):
             parts = ast.Constant, ast.BinOp, ast.operator, ast.Tuple, ast.expr_context
             names = [part.id for part in ast.walk(target) if isinstance(part, ast.Name)]
-            is_plain = all(isinstance(part, parts) for part in ast.walk(value))
+            is_plain = all(isinstance(part, parts) and not _is_text(part) for part in ast.walk(value))
             return names if is_plain and all(map(str.isupper, names)) else []
     return []
 
@@ -151,7 +165,8 @@ def _code(node: ast.AST, settings: Collection[str] = (), within: str = "") -> It
         return
     if isinstance(node, ast.FunctionDef) and node.name in UNCHANGED:
         return
-    if isinstance(node, ast.Assign | ast.AugAssign | ast.Compare | ast.BoolOp) and _reads(node, settings):
+    is_choice = isinstance(node, ast.Assign | ast.AugAssign | ast.Compare | ast.BoolOp) or _is_twin(node)
+    if is_choice and _reads(node, settings):
         return
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         within = f"{within}.{node.name}".lstrip(".")
@@ -164,7 +179,13 @@ def _code(node: ast.AST, settings: Collection[str] = (), within: str = "") -> It
 
 
 def _reads(node: ast.AST, settings: Collection[str]) -> bool:
-    return any(isinstance(part, ast.Name) and part.id in settings for part in ast.walk(node))
+    names = (getattr(part, "id", getattr(part, "attr", None)) for part in ast.walk(node))
+    return any(name in settings for name in names)
+
+
+def _is_twin(node: ast.AST) -> bool:
+    """Whether a node is a call of `min`, `max` or another of the TWINS."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in TWINS
 
 
 def _is_lesser_or_greater(node: ast.AST) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from pathlib import Path
 
@@ -73,6 +74,21 @@ def test_a_mechanism_has_its_family_its_year_and_models_that_have_it(name):
         files = [*(MODELS / model).glob("modeling_*.py"), *(MODELS / model).glob("configuration_*.py")]
         code = "".join(path.read_text() for path in files)
         assert re.search(EVIDENCE[name], code) and code, f"{name}: {model}"
+
+
+#: Options of which the mechanism of a paper has another default than its piece has elsewhere.
+OTHER_DEFAULTS = {("reformer", "rounds")}
+
+
+@pytest.mark.parametrize("name", mechanisms())
+def test_an_option_has_the_default_of_the_piece_that_it_is_given_to(name):
+    options = inspect.signature(mechanisms()[name].build).parameters
+    attention, *_ = mechanisms()[name].example()
+    for piece in attention.pieces() if isinstance(attention, rg.Attention) else ():
+        for option, parameter in inspect.signature(type(piece)).parameters.items():
+            is_free = parameter.default not in (parameter.empty, None) and (name, option) not in OTHER_DEFAULTS
+            if is_free and option in options and options[option].default is not parameter.empty:
+                assert options[option].default == parameter.default, option
 
 
 def test_an_unknown_family_is_refused():

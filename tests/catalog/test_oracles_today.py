@@ -319,6 +319,25 @@ def by_torch_scores(scores, v):
     return weights @ v, weights
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        *(rg.encodings.LinearScaling(3.0), rg.encodings.NTKScaling(5.0), rg.encodings.ProportionalScaling(0.5, 2.0)),
+        *(rg.encodings.Llama3Scaling(8.0, 1.0, 4.0, 64), rg.encodings.YaRNScaling(8.0, 128, 16.0, 2.0)),
+        rg.encodings.LongRoPEScaling(tuple(1 + n / 7 for n in range(16))),
+    ],
+    ids=lambda scaling: type(scaling).__name__,
+)
+def test_frequencies_are_scaled_in_their_own_dtype(scaling, request):
+    """Whatever the default dtype is: numbers of the scaling itself have the precision of the frequencies."""
+    request.addfinalizer(lambda: torch.set_default_dtype(torch.float32))
+    frequencies, found = 10_000.0 ** -(torch.arange(16, dtype=torch.float64) / 16), []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        found.append(scaling(frequencies))
+    assert found[0].dtype == torch.float64 and found[0].equal(found[1])
+
+
 def test_longrope_divides_in_the_dtype_of_the_frequencies_and_lengthens_by_its_extension():
     """Phi-3: sqrt(1 + log(extension) / log(trained length)); other texts are not lengthened."""
     factors = (1.1, 3.7, 1e3)

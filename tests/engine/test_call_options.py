@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 import regard as rg
+from regard.attention_output import attend_editors
 
 ENGINES = ("auto", "dense", "blocked")
 
@@ -377,3 +378,14 @@ def test_a_repeated_call_calls_few_functions():
             profile.runcall(work)
             counts = pstats.Stats(profile).stats.items()  # type: ignore[attr-defined]
             assert sum(row[1] for (file, *_), row in counts if file.startswith(SOURCE)) <= MOST_CALLS[name], name
+
+
+def test_an_editor_of_calls_gets_all_that_the_caller_gave():
+    given, tensors = [], torch.randn(3, 1, 2, 5, 4).unbind()
+    attention, gates = rg.Attention(bias=rg.biases.ForgettingBias(), mask=rg.causal()), -torch.rand(1, 2, 5)
+    options = {"positions": rg.types.Positions.aligned_to_end(5, 5), "engine": "dense", "check": True, "cache": None}
+    with attend_editors.adding(lambda *tensors, **options: given.append((tensors, options))):
+        attention(*tensors, log_forget=gates, **options)
+    (edited, *of_editor), others = given[0]
+    assert edited is attention and all(a is b for a, b in zip(of_editor, tensors, strict=True))
+    assert others.pop("log_forget") is gates and others == options

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 import regard as rg
+from regard.attention import Prepared
 from regard.engine.gpu.statistics import is_installed
-from regard.maps import gpu_reductions
+from regard.engine.kernel.engine import KernelProblem
+from regard.maps import compiled_reductions, gpu_reductions
 
 TOOLS = Path(__file__).parents[1] / "tools"
 needs_triton = pytest.mark.skipif(not is_installed(), reason="Triton is not installed: pip install triton, on Linux")
@@ -70,3 +72,15 @@ def test_without_triton_tiles_compute_them(monkeypatch):
     assert weights._compiled_terms() is None
     dense = weights.dense()
     torch.testing.assert_close(weights.entropy(), -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-5)
+
+
+def test_the_dense_formula_beside_the_kernel_has_the_weights_of_the_map(monkeypatch):
+    """Also in an empty row: the window of the first queries begins before the first key."""
+    monkeypatch.setattr(compiled_reductions, "FEWEST_PAIRS", 0)
+    q, k = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 11, 8)
+    attention = rg.Attention(mask=rg.causal() & rg.window(3))
+    weights = attention(q, k, k, positions=rg.types.Positions(-2, rg.types.Spans.of((0, 11))), engine="dense").weights
+    problem = compiled_reductions.map_problem(attention, Prepared(q, k, (), ()), weights.positions, weights.grid)
+    tile = gpu_reductions._dense_tile(KernelProblem.of(problem), weights.row_statistic[0], slice(1, 5))
+    torch.testing.assert_close(tile.weights, weights.dense()[:, :, 1:5])
+    assert not tile.weights[:, :, 0].any() and tile.weights[:, :, 1:].any()

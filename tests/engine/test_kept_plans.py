@@ -17,6 +17,7 @@ from plan_calls import LEARNED, anew, assert_equal, inputs, results
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
 from regard.engine.kept_plans import kept_plans
+from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.mask import leaves
 
 NAMES = SINGLE
@@ -124,8 +125,8 @@ def test_new_numbers_of_parameters_are_read(name, grad, engine, plans_made):
 def test_a_map_of_a_repeated_call_is_of_its_own_numbers():
     attention, tensors = LEARNED["table"](), inputs(5, 5, 5)
     attention(*tensors)
-    before = attention(*tensors).weights
-    expected = before.dense()
+    before, same = (attention(*tensors).weights for _ in range(2))
+    expected = same.dense()  # `before` is not read until the numbers have changed
     with torch.no_grad():
         attention.bias[0].table.add_(torch.randn(2, 7))
     after = attention(*tensors).weights
@@ -334,6 +335,14 @@ class Tangent(torch.nn.Linear):
         return super().forward(x).tanh()
 
 
+@pytest.mark.parametrize(
+    "part", [Growing(), Inherited(3), Tangent(2, 2), {"factor": 2.0}, [2.0]], ids=lambda x: type(x).__name__
+)
+def test_only_pieces_of_this_package_have_a_fingerprint(part):
+    with pytest.raises(NoFingerprint):
+        fingerprint((rg.Dot(), part), [])
+
+
 CHANGED = {
     "a function in place of a method": lambda a: setattr(a.bias[0], "term", lambda *given: torch.zeros(1)),
     "a hook": lambda a: a.score.query.register_forward_hook(lambda *given: given[-1] * 0),
@@ -505,3 +514,12 @@ def test_the_half_of_the_plans_that_was_used_last_is_kept(monkeypatch):
     used_last = [key for key, plan in sorted(kept_plans._plans.items(), key=lambda item: -item[1].used)[:3]]
     call(9)
     assert len(kept_plans) == 4 and {*used_last} < {*kept_plans._plans}
+
+
+def test_a_kept_plan_has_its_own_pieces():
+    """The attention that made a plan may get other pieces; another attention with the first ones uses the plan."""
+    first, tensors = rg.Attention(mask=rg.causal()), inputs(9, 9, 9)
+    first(*tensors)
+    first.mask = None
+    weights = rg.Attention(mask=rg.causal())(*tensors).weights
+    assert torch.equal(weights.dense() > 0, torch.ones(9, 9, dtype=torch.bool).tril().expand(1, 2, 9, 9))

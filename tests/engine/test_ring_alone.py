@@ -165,6 +165,19 @@ def test_compiled_modules_notice_the_default_ring(layer):
     torch.testing.assert_close(compiled(x), expected)
 
 
+def test_a_coarse_row_is_one_row_though_its_keys_come_in_parts():
+    """Beside 2^20 float32 has steps of 1/8; the weights of a part may not be computed as if it were the row."""
+    bias = rg.biases.LearnedTable(2, reach=3)
+    torch.nn.init.constant_(bias.table, 2.0**20)
+    real = torch.ones(1, 40, dtype=torch.bool)
+    real[:, 10:30] = False  # the keys of the map come in two parts
+    attention, x = rg.Attention(bias=bias, mask=rg.padding(real)), torch.zeros(1, 2, 40, 8)
+    weights = attention(x, x, x, engine="ring").weights
+    assert len(list(weights.tiles())) == 2
+    torch.testing.assert_close(weights.received(), (real * 2.0).expand(1, 2, 40))
+    torch.testing.assert_close(weights.summarize(rg.maps.KeyTotals())[0], weights.received())
+
+
 def test_numbers_that_are_none_are_refused_by_name_where_asked():
     x = torch.randn(1, 2, 9, 4)
     for number, name in enumerate(("query", "key", "value")):

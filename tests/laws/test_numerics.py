@@ -18,6 +18,7 @@ from regard.catalog.entry import call_tensors
 from regard.engine import ENGINES
 from regard.engine.blocked import Work
 from regard.engine.blocks import query_edges
+from regard.engine.flash import _as_rows
 from regard.maps.indices import indices
 
 
@@ -253,6 +254,16 @@ def test_how_tensors_lie_in_memory_changes_nothing(layout, dtype):
                 torch.testing.assert_close(found, wanted, **close)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_how_tensors_lie_in_memory_changes_no_causal_sum(layout):
+    """The compiled kernels compute no sums in float64, so these are those of torch."""
+    attention = rg.Attention(rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer(), mask=rg.causal())
+    given = [LAYOUTS[layout](torch.randn(2, 2, 80, 6).double()) for _ in range(4)]
+    copies = [t.clone(memory_format=torch.contiguous_format) for t in given]
+    for found, wanted in zip(*(_all_of(attention, "linear", *tensors) for tensors in (given, copies)), strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
 def skip_where_torch_refuses(dtype):
     """With AMX, torch packs bfloat16 for it even where ATEN_CPU_CAPABILITY rules AVX-512 out, and then cannot."""
     q = torch.ones(2, 2, 80, 6, dtype=dtype)
@@ -461,3 +472,14 @@ def test_queries_are_cut_at_the_edges_of_documents_of_64_tokens_or_more():
     assert first_edges((63, 65, 64)) == [0, 128, 192]
     assert first_edges((10, 118), (100, 128)) == [0, 128]  # the first query stands at 100, the edge at 110
     assert first_edges((70, 80), (100, 128)) == [0, 70, 150]
+
+
+@pytest.mark.parametrize("axis", range(3))
+def test_rows_are_copied_only_where_vectors_overlap(axis):
+    """One entry, one head or one token has no neighbor, so its stride does not matter."""
+    for count in (1, 2, 3):
+        shape, strides = [3, 3, 3], [3 * 3 * 4, 3 * 4, 4]
+        shape[axis], strides[axis] = count, 1
+        x = torch.randn(200).as_strided((*shape, 4), (*strides, 1))
+        assert (_as_rows(x) is x) is (count == 1)
+        assert _as_rows(x).equal(x)

@@ -19,7 +19,7 @@ from regard.engine import ENGINES
 from regard.engine.flash import flash
 from regard.engine.kept_plans import kept_plans
 from regard.engine.transforms import uncompiled
-from regard.pieces.contents import split_tensors
+from regard.pieces.contents import is_small, split_tensors, tensor_snapshot
 from slopes import CLOSE, Model, agree, inputs
 
 pytestmark = [
@@ -369,6 +369,30 @@ def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
 def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
     for function, is_foreign in ((F.elu, False), (rg.attend, False), (lambda x: F.elu(x), True)):
         assert split_tensors(function)[1].is_foreign == is_foreign
+
+
+def test_tensors_of_up_to_64_kilobytes_are_copied():
+    """docs: a map answers with earlier numbers only of tensors that it copied."""
+    for size, is_copied in ((64 << 10, True), ((64 << 10) + 1, False)):
+        tensor = torch.zeros(size, dtype=torch.uint8)
+        assert is_small(tensor) is is_copied is (tensor_snapshot(tensor).data_ptr() != tensor.data_ptr())
+
+
+def test_a_parameter_that_a_function_closes_over_is_not_registered():
+    """It belongs to whoever wrote the function; only pieces hold parameters of an attention."""
+    number = torch.nn.Parameter(torch.zeros(()))
+    attention = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: j > number))
+    assert not list(attention.parameters()) and not list(attention.children())
+
+
+def test_a_function_that_calls_itself_comes_apart_and_together():
+    number = torch.tensor(3.0)
+
+    def power(exponent):
+        return number * power(exponent - 1) if exponent else torch.tensor(1.0)
+
+    tensors, template = split_tensors(power)
+    assert tensors[0] is number and template.around([torch.tensor(2.0)])(1) == 2
 
 
 def test_a_function_outside_of_compiled_graphs_runs_as_ever_once_the_compiler_is_loaded():

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import regard as rg
 from drawn import masks
 from regard.maps.joined import JoinedMap, MapRows, joined
+from regard.maps.scored_map import ScoredMap
 
 B, H = 2, 2
 
@@ -80,6 +81,15 @@ def steps(cache, tensors, attention):
         yield seen.weights
 
 
+def test_steps_after_a_growing_cache_become_one_map_of_scores():
+    """So a statistic of all tokens is one pass over queries and keys, and no call of every map."""
+    tensors, attention = torch.randn(3, B, H, 8, 4), rg.Attention(mask=rg.causal())
+    for count in (1, 2, 8):
+        weights = joined(list(steps(rg.caches.GrowingCache(), tensors[:, :, :, :count], attention)))
+        assert type(weights) is ScoredMap
+        torch.testing.assert_close(weights.dense(), attention(*tensors[:, :, :, :count]).weights.dense())
+
+
 @pytest.mark.parametrize("size", [1, 3, 5, 8])
 def test_steps_of_a_ring_keep_their_weights_on_the_keys_of_the_last(size):
     tensors, attention = torch.randn(3, B, H, 8, 4), rg.Attention(mask=rg.causal())
@@ -107,3 +117,14 @@ def test_the_last_map_may_have_no_keys(mask):
         weights = joined(maps)
         assert weights.shape == weights.dense().shape == (B, H, 8, 0)
         assert weights.entropy().shape == (B, H, 8)
+
+
+def test_the_keys_of_some_joined_queries_are_those_of_their_own_rows():
+    """A part is asked for no query outside of the range."""
+    q = torch.randn(1, H, 8, 4)
+    weights = rg.Attention(mask=rg.causal())(q, q, q).weights
+    entry = torch.zeros(1, dtype=torch.int64)
+    mask = JoinedMap([MapRows(lambda: weights, range(8), 0, 0, entry)], 8, 8).attention.mask
+    for start, stop in ((0, 8), (0, 3), (2, 5), (5, 8)):
+        assert mask.any_allowed(start, stop).intervals == ((0, stop),)
+        assert mask.all_allowed(start, stop).intervals == ((0, start + 1),)

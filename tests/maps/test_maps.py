@@ -300,3 +300,61 @@ def test_a_gradient_map_without_value_heads_is_refused():
     weights = rg.Attention()(*torch.randn(3, 1, 2, 4, 8)).weights
     with pytest.raises(rg.RegardError, match=r"GradientMap: weights .* divides H"):
         rg.maps.GradientMap(weights, torch.randn(1, 2, 4, 8), torch.randn(1, 0, 4, 8))
+
+
+def test_a_mean_has_the_dtype_that_is_wanted():
+    x = torch.randn(1, 2, 5, 4)
+    for weights in (rg.Attention()(x, x, x).weights, rg.maps.DenseMap(torch.rand(1, 2, 5, 5).bfloat16())):
+        for dtype in (torch.float64, torch.float16, None):
+            for axis in (1, 2, (0, 3)):
+                found, dense = weights.mean(axis, dtype=dtype), weights.dense().mean(axis, dtype=dtype)
+                assert found.dtype == dense.dtype
+                torch.testing.assert_close(found, dense, rtol=1e-2, atol=1e-2)
+
+
+def test_links_that_no_weight_makes_have_the_key_minus_one():
+    x = torch.randn(1, 2, 4, 4)
+    weights, keys = rg.Attention(mask=rg.causal())(x, x, x).weights.summarize(rg.maps.TopLinks(3))[0]
+    assert torch.equal(keys == -1, weights == 0) and not (keys < -1).any()
+    assert (keys[:, :, 0, 1:] == -1).all() and (keys[:, :, 2:] >= 0).all()
+
+
+def counted(allowed, asked):
+    return lambda self, grid: asked.append(len(grid.key)) or allowed(self, grid)
+
+
+def test_a_mask_is_asked_only_for_the_keys_that_its_spans_leave_open(small_blocks, monkeypatch):
+    x = torch.randn(1, 1, 20, 4)
+    for mask in (rg.window(3), rg.causal() & rg.window(8), rg.window(2) | rg.masks.global_tokens([0, 9])):
+        weights, asked = rg.Attention(mask=mask)(x, x, x, engine="blocked").weights, []
+        monkeypatch.setattr(type(mask), "allowed", counted(type(mask).allowed, asked))
+        tiles = list(weights.tiles())
+        num_undecided = sum(len(tile.undecided) for tile in tiles)
+        assert sum(asked) == num_undecided < sum(tile.weights.shape[3] for tile in tiles)
+
+
+def heads_of_pieces():
+    """Attentions with a number for each of 3 heads, and the tensor that holds it."""
+    numbers = torch.tensor([0.5, 1.0, 2.0]).view(3, 1, 1)
+    for make in (
+        lambda t: rg.Attention(rg.Dot(scale=t)),
+        lambda t: rg.Attention(rg.scores.Cosine(t)),
+    ):
+        tensor = numbers.clone().requires_grad_()
+        yield make(tensor), tensor
+    sinks = rg.normalizers.LearnedSink(3)
+    torch.nn.init.normal_(next(sinks.parameters()))
+    yield rg.Attention(normalizer=sinks), next(sinks.parameters())
+
+
+def test_selected_heads_have_the_gradients_of_their_own_numbers():
+    q = torch.randn(2, 3, 5, 4)
+    for attention, numbers in heads_of_pieces():
+        weights, factor = attention(q, q, q).weights, torch.randn(1, 2, 5, 5)
+        selected = weights.select([1], [2, 0]).dense()
+        torch.testing.assert_close(selected, weights.dense()[[1]][:, [2, 0]])
+        found, expected = (
+            torch.autograd.grad((each * factor).sum(), numbers, retain_graph=True)[0]
+            for each in (selected, weights.dense()[[1]][:, [2, 0]])
+        )
+        torch.testing.assert_close(found, expected)

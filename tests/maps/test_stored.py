@@ -143,6 +143,7 @@ MAPS = {
     "tables": lambda: rg.Attention(bias=rg.biases.T5Bias(2), position=rg.RoPE(8)),
     "documents": lambda: rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=rg.masks.documents([3, 4])),
     "sums": lambda: rg.Attention(score=rg.scores.FeatureScore(), normalizer=rg.normalizers.SumNormalizer()),
+    "numbers": lambda: rg.Attention(mask=rg.padding([5]) & rg.mask_tensor(torch.ones(7, 7).tril().bool())),
 }
 
 
@@ -178,3 +179,27 @@ def test_tensors_of_other_sizes_are_refused(name, tmp_path):
             rewrite(path, about, {**tensors, tensor: wrong.contiguous()})
             with pytest.raises(rg.RegardError, match="is damaged"):
                 load_map(path)
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_a_tensor_of_another_size_is_refused_when_the_file_is_read_or_harms_nothing(name, tmp_path):
+    path = tmp_path / "map.safetensors"
+    save_map(path, MAPS[name]()(*torch.randn(3, 1, 2, 7, 8)).weights)
+    about, tensors = header(path)
+    for wanted, tensor in tensors.items():
+        for wrong in (
+            tensor.flatten(),
+            tensor.flatten()[:1],
+            tensor[..., :0],
+            tensor[1:],
+            tensor.new_zeros(1, 1, 1, 1),
+        ):
+            rewrite(path, about, {**tensors, wanted: wrong.contiguous()})
+            try:
+                weights = load_map(path)
+            except rg.RegardError as error:
+                assert "is damaged" in str(error)
+                continue
+            for rows in ([0], [0, 6], range(7)):
+                assert weights[:, :, list(rows)].shape[2] == len(rows)
+            assert weights.received().shape == (1, 2, 7)

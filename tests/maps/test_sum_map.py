@@ -117,18 +117,28 @@ def test_a_sum_of_a_sum_and_a_factor_that_changes_later():
 
 def test_wrong_parts_and_factors_are_refused():
     seen, _ = parts()
-    other, _ = parts(queries=5)
+    other, (one_entry, _) = parts(queries=5)[0], parts(batch=1)[0]  # the positions of an entry are those of both
     narrow = replace(seen[1], output=seen[1].output[..., :1])  # of other values, which would be broadcast
     for outputs, factors, said in (
         (seen, [1.0], "one factor for each map"),
         ([], [], "at least one map"),
         ([seen[0], other[0]], [1.0, 1.0], "the same queries and keys"),
+        ([seen[0], seen[0], one_entry], [1.0, 1.0, 1.0], "the same queries and keys"),
         ([seen[0], narrow], [1.0, 1.0], "the outputs must have one shape"),
         (seen, [1.0, torch.zeros(B, H, I)], r"factor\[..., None\]"),
         (seen, [1.0, torch.zeros(B, H, I, J)], "broadcasts against"),
     ):
         with pytest.raises(rg.RegardError, match=said):
             rg.combine(outputs, factors)
+
+
+@pytest.mark.parametrize(("least", "is_signed"), [(0.0, False), (-0.5, True)])
+def test_groups_are_signed_if_a_number_is_below_zero(least, is_signed):
+    groups = rg.composites.ProjectedGroups(length=6, num_groups=2)
+    for matrix in groups.parameters():
+        matrix.data.uniform_(0.1, 1.0)[0, 2] = least
+    x = torch.randn(1, 1, 6, 4)
+    assert rg.composites.Grouped(rg.Attention(), groups)(x, x, x).weights.is_signed is is_signed
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -721,3 +721,26 @@ def test_a_reduction_whose_states_of_disjoint_queries_add_up_says_so():
                 reduction.add(state, tile)
         adds = all(torch.allclose(a + b - empty, both) for empty, a, b, both in zip(new, *states, strict=True))
         assert gradients_of_maps._adds_up(reduction) is adds, reduction
+
+
+def test_gradients_on_two_devices_are_refused():
+    x = torch.randn(1, 2, 5, 4)
+    weights = rg.Attention()(x, x, x).weights
+    for gradient, value in ((x.to("meta"), x), (x, x.to("meta")), (x.to("meta"), x.to("meta"))):
+        with pytest.raises(rg.RegardError, match="Move them to one device"):
+            rg.maps.GradientMap(weights, gradient, value)
+
+
+@pytest.mark.parametrize("reduction", [rg.maps.KeyTotals(), rg.maps.Entropy(), rg.maps.TopLinks(2)], ids=str)
+def test_only_states_that_do_not_add_up_are_copied_for_their_graph(reduction, monkeypatch):
+    hooks, used = torch.autograd.graph.saved_tensors_hooks, []
+    monkeypatch.setattr(torch.autograd.graph, "saved_tensors_hooks", lambda *given: used.append(given) or hooks(*given))
+    state = reduction.init((1, 2, 5, 5), torch.device("cpu"))
+    x = torch.randn(1, 2, 5, 4)
+    tiles = list(rg.Attention()(x, x, x).weights.tiles())
+    gradients_of_maps._add(reduction, state, tiles)
+    assert bool(used) is not gradients_of_maps._adds_up(reduction)
+    with torch.no_grad():
+        used.clear()
+        gradients_of_maps._add(reduction, state, tiles)
+        assert not used

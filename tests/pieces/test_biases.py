@@ -52,6 +52,42 @@ def test_a_given_tensor_is_added_pair_by_pair_and_kept_as_diagonals_where_it_has
     assert hasattr(bias, "table") == (is_diagonal and shape == (1, 2, 5, 7))
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_a_given_tensor_has_the_positions_of_its_call(first):
+    positions = rg.types.Positions(first + 2, rg.types.Spans.of((first, first + 7)))
+    tensor = torch.randn(1, 2, 5, 7)
+    bias = bias_of(tensor, positions, 5, 7)
+    assert bias.term(rg.types.Grid.whole(positions, 1, 2, 5), None, None).equal(tensor)
+
+
+@pytest.mark.parametrize("name", sorted(set(BIASES) - {"t5"}))  # its bucket of the distance 0 after a query is unread
+def test_every_learned_number_of_a_bias_has_a_gradient(name):
+    """A text that is longer than any reach meets all distances; a number that no pair reads would be one too many."""
+    bias = BIASES[name](2, 8)
+    parameters = list(getattr(bias, "parameters", list)())
+    for parameter in parameters:
+        torch.nn.init.normal_(parameter)
+    q, k = torch.randn(1, 2, 300, 8), torch.randn(1, 2, 300, 8)
+    positions = rg.types.Positions.aligned_to_end(300, 300)
+    term = bias.transform(
+        torch.zeros(1, 2, 300, 300),
+        rg.types.Grid.whole(positions, 1, 2, 300),
+        *bias.prepare(q, k, positions),
+    )
+    for gradient in torch.autograd.grad((term * torch.rand(300, 300)).sum(), parameters) if parameters else ():
+        assert gradient.all()
+
+
+@pytest.mark.parametrize("keys", [0, 1, 30])
+def test_the_network_of_fire_reads_as_many_pairs_at_a_time_as_it_may(keys, monkeypatch):
+    bias, network, sizes = rg.biases.FIREBias(2, hidden=4), rg.biases.FIREBias._network, []
+    monkeypatch.setattr("regard.pieces.distance_bias.HIDDEN_NUMBERS", 4 * 90)
+    monkeypatch.setattr(type(bias), "_network", lambda *given: sizes.append(given[1].numel()) or network(*given))
+    term = bias.term(rg.types.Grid.whole(rg.types.Positions.of(0, 20, keys), 1, 2, 20), None, None)
+    assert term.shape == (1, 2, 20, keys) and sum(sizes) == 20 * keys
+    assert max(sizes) == min(90, 20 * keys)
+
+
 @pytest.mark.parametrize("name", BIASES)
 def test_a_bias_says_whether_its_term_depends_on_the_distance_alone(name):
     bias = BIASES[name](2, 8)

@@ -122,3 +122,25 @@ def test_caches_that_cannot_keep_a_tensor_refuse_it():
     plain = rg.Attention(mask=rg.causal())(q, k, v, cache=rg.GrowingCache()).cache
     with pytest.raises(rg.RegardError, match="tensors none of earlier keys, this call gives log_forget"):
         FORGETTING(q, k, v, cache=plain, log_forget=log_forget)
+
+
+class Stretched(rg.encodings.Encoding):
+    """Each token times a number of the call."""
+
+    needs: ClassVar = {"stretch": "B 1 J"}
+
+    def encode_both(self, query, key, positions, stretch=None):
+        factors = 1.0 if stretch is None else stretch[..., None]
+        return query * factors, key * factors
+
+    def encode(self, x, positions):
+        return x
+
+
+def test_a_selection_compares_what_an_encoding_makes_of_the_tensors_of_the_call():
+    q, k, v, _ = drawn()
+    stretch = torch.randn(2, 1, 9, dtype=torch.float64)
+    selection = rg.selections.BlockMeans(2, 2)
+    seen = rg.Attention(position=Stretched(), selection=selection)(q, k, v, stretch=stretch)
+    plain = rg.Attention(selection=selection)(*(x * stretch[..., None] for x in (q, k)), v)
+    torch.testing.assert_close(seen.output, plain.output)

@@ -70,9 +70,11 @@ def expected(q, allowed):
 
 def check_first_remedy(place, written, name):
     mask, q = WRITTEN[written](SHOWN[name]), torch.randn(B, H, N, D)
-    first = remedies(error_of(PLACES[place], mask))[0]
+    said = error_of(PLACES[place], mask)
+    first = remedies(said)[0]
     seen = rg.Attention(mask=typed(first, mask))(q, q, q)
     torch.testing.assert_close(seen.output, expected(q, SHOWN[name]))
+    assert f"{first} ({int(SHOWN[name].sum())} of {mask.numel()} True)" in said
 
 
 @pytest.mark.parametrize("written", WRITTEN)

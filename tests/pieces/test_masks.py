@@ -17,6 +17,7 @@ from regard.base.shapes import Sizes
 from regard.base.spans import Spans
 from regard.engine.blocks import blocks
 from regard.pieces.contents import split_tensors
+from regard.pieces.key_groups import GroupMask
 from regard.pieces.same_group import SameGroup, groups_mask
 from regard.reference.basics import Place
 from regard.reference.masks import attends as attends_by_definition
@@ -568,6 +569,20 @@ def test_what_a_mask_says_of_itself_is_what_its_matrix_shows(mask):
     assert mask.keys_only is dense.equal(dense[:, :, :1].expand_as(dense))
     assert mask.batched is not dense[0].equal(dense[1])
     assert mask.is_lower_triangular is dense.equal(torch.ones(12, 12).tril().bool().expand_as(dense))
+
+
+@pytest.mark.parametrize(
+    "mask", [mask for mask in SAID if not mask.is_lower_triangular], ids=lambda mask: str(mask).partition("<")[0]
+)
+def test_what_a_mask_of_groups_says_of_itself_is_true_of_its_matrix(mask):
+    """The keys of the grid are groups, which lie where their last tokens do: every second place."""
+    grid = rg.types.Grid.whole(rg.types.Positions.aligned_to_end(12, 12), 2, 2, 12)
+    _, of_groups = rg.composites.MeanGroups(2).visible(mask, Sizes(2, 2, 2, 12, 12, 4, 4), grid)
+    assert isinstance(of_groups, GroupMask)
+    dense = of_groups.allowed(replace(grid, key=of_groups.last, positions=None)).expand(2, 2, 12, -1)
+    assert of_groups.keys_only <= dense.equal(dense[:, :, :1].expand_as(dense)) >= mask.keys_only
+    assert of_groups.relative <= dense[..., 2:, 1:].equal(dense[..., :-2, :-1])
+    assert of_groups.batched >= (not dense[0].equal(dense[1]))
 
 
 def test_a_composition_has_the_tensors_of_its_predicates():

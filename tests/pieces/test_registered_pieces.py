@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import io
+import weakref
 from dataclasses import dataclass
 from typing import Any
 
@@ -322,3 +323,26 @@ def test_learned_pieces_begin_with_numbers_of_a_known_size(name):
     for part, (mean, deviation) in expected.items():
         assert found[part].mean().item() == pytest.approx(mean, abs=0.1 * deviation + 1e-7)
         assert found[part].std().item() == pytest.approx(deviation, rel=0.1, abs=1e-7)
+
+
+class Sloped(rg.biases.AdditiveBias):
+    """A learned number for each key further."""
+
+    def __init__(self):
+        self.slope = torch.nn.Parameter(torch.tensor(1.0))
+
+    def term(self, grid, rows, cols):
+        return self.slope * grid.distance
+
+
+@torch.no_grad()
+def test_a_functional_call_leaves_no_tensor_behind():
+    """Also where it exchanges one of several parameters."""
+    attention, x = rg.Attention(bias=(Sloped(), Sloped())), torch.randn(1, 2, 5, 4)
+    before = attention(x, x, x).output
+    for name in dict(attention.named_parameters()):
+        other = torch.tensor(3.0)
+        reference = weakref.ref(other)
+        assert not torch.func.functional_call(attention, {name: other}, (x, x, x)).output.equal(before)
+        del other
+        assert reference() is None and attention(x, x, x).output.equal(before)

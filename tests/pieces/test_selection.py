@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 import regard as rg
 from regard.diagnosis.laws import LAWS
-from regard.pieces.chosen import NO_ID
+from regard.pieces import selection as selection_file
+from regard.pieces.chosen import NO_ID, chosen_keys
 from regard.pieces.key_blocks import KeyBlocks
 from regard.pieces.selection import CandidateKeys, best
 
@@ -371,7 +372,7 @@ def test_the_best_are_those_of_a_stable_sort(data):
     rows = data.draw(
         st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.5, -math.inf]), min_size=6, max_size=6), min_size=1)
     )
-    k = data.draw(st.integers(1, 8))
+    k = data.draw(st.integers(0, 8))
     found = best(torch.tensor(rows), k)
     assert [[j for j in row if j != NO_ID] for row in found.tolist()] == [first_best(np.array(row), k) for row in rows]
 
@@ -573,3 +574,36 @@ def test_chosen_blocks_of_a_table_are_those_of_each_entry(seed, batch):
         rows, (some, every) = expected[:, start:stop].flatten(0, 1), (mask.any_allowed, mask.all_allowed)
         assert {*rows.any(0).nonzero().flatten().tolist()} <= {*some(start, stop).tensor().tolist()}
         assert {*every(start, stop).tensor().tolist()} <= {*rows.all(0).nonzero().flatten().tolist()}
+
+
+@pytest.mark.parametrize(("mask", "has_pairs"), [(rg.causal(), False), (rg.padding([150, 200]), True)])
+def test_blocks_that_a_mask_may_cut_need_room_for_a_row_of_pairs(mask, has_pairs, monkeypatch):
+    q, k, _ = inputs(200)
+    best, floats = selection_file.best_blocks, []
+    monkeypatch.setattr(selection_file, "best_blocks", lambda *given: floats.append(given[-1]) or best(*given))
+    rg.selections.BlockMeans(20, 2).choose(q, k, rg.types.Positions.of(0, 200, 200), mask)
+    assert floats[0] >= H * 200 if has_pairs else floats[0] < H * 200
+
+
+@given(seed=st.integers(0, 999), entries=st.sampled_from([1, 2]), start=st.integers(0, 4), stop=st.integers(1, 5))
+def test_the_spans_of_chosen_blocks_of_any_keys_bound_what_each_query_may_see(seed, entries, start, stop):
+    """Documents give each entry its own blocks, which have no size in common."""
+    seeded = torch.Generator().manual_seed(seed)
+    blocks = torch.randint(0, 3, (entries, 7), generator=seeded)
+    ids = torch.randint(-1, 3, (entries, 1, 5, 2), generator=seeded).int()
+    ids = torch.where(ids < 0, NO_ID, ids).sort(-1).values
+    ids[..., 1:].masked_fill_(ids.diff() == 0, NO_ID)
+    mask = chosen_keys.of_sorted(ids, 1, 2, 0, blocks)
+    named = [[{n for n in row if n != NO_ID} for row in entry[0]] for entry in ids.tolist()]
+    expected = torch.tensor(
+        [[[block in row for block in blocks[entry].tolist()] for row in named[entry]] for entry in range(entries)]
+    )
+    dense = mask.allowed(rg.types.Grid.whole(rg.types.Positions.of(0, 5, 7), entries, 2, 5))
+    assert dense.expand(entries, 2, 5, 7).equal(expected[:, None].expand(-1, 2, -1, -1))
+    rows = expected[:, start:stop].flatten(0, 1)
+    some, every = ({j for j in range(7) if j in ask(start, stop)} for ask in (mask.any_allowed, mask.all_allowed))
+    if start < stop:
+        assert set(rows.any(0).nonzero().flatten().tolist()) <= some
+        common = set.intersection(*(row for entry in named for row in entry[start:stop]))
+        assert every == {j for j in range(7) if common.issuperset(blocks[:, j].tolist())}
+        assert every <= set(rows.all(0).nonzero().flatten().tolist())

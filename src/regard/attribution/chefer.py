@@ -15,6 +15,7 @@ from torch import Tensor
 from regard.attribution.request import DECODER, INPUT, AttributionRequest, MethodResult
 from regard.attribution.traced_run import TracedCall, TracedRun, traced_run
 from regard.base.errors import RegardError
+from regard.base.shapes import without_zeros
 from regard.hf.attention_modules import ChosenLayers
 from regard.hf.recurrent.core_functions import core_names
 from regard.maps import AttentionMap
@@ -166,11 +167,11 @@ def _normalized(relevance: Tensor) -> Tensor:
     identity = torch.eye(len(relevance), device=relevance.device)
     rest = relevance - identity
     sums = rest.sum(-1, keepdim=True)
-    return identity + rest / sums.masked_fill(sums == 0, 1.0)
+    return identity + rest / without_zeros(sums)
 
 
 def _times_normalized(rows: Tensor, maps: Sequence[AttentionMap], batch: int) -> Tensor:
     """x norm(R) = x + (x / s)(R - I) for rows x, where s = (R - I) 1 are the row sums; R is that of `maps`."""
     sums = _row_sums(maps, batch) - 1
-    scaled = rows / sums.masked_fill(sums == 0, 1.0)
+    scaled = rows / without_zeros(sums)
     return rows + _rows_times_relevance(scaled, maps, batch) - scaled

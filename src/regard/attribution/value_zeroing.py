@@ -21,7 +21,7 @@ from regard.attribution.model_blocks import BlockCalls, block_name
 from regard.attribution.request import INPUT, AttributionRequest, MethodResult, one_sequence
 from regard.attribution.traced_run import Rules, TracedCall, traced_run
 from regard.base.errors import RegardError
-from regard.base.shapes import at_least_float32
+from regard.base.shapes import at_least_float32, without_zeros
 from regard.hf.attention_modules import attention_modules
 from regard.hf.calls import AttentionCall
 from regard.maps import AttentionMap, DenseMap
@@ -115,4 +115,4 @@ def _layer_map(blocks: BlockCalls, name: str, call: TracedCall) -> DenseMap:
     distances = torch.stack(columns, -1).clamp_min(0.0)
     distances = distances.masked_fill(distances < ROUNDING, 0.0)
     sums = distances.sum(-1, keepdim=True)
-    return DenseMap((distances / sums.masked_fill(sums == 0, 1.0))[None, None].to(at_least_float32(kept.output).dtype))
+    return DenseMap((distances / without_zeros(sums))[None, None].to(at_least_float32(kept.output).dtype))

@@ -257,8 +257,7 @@ def is_autocast(device: torch.device) -> bool:
         return False
     kind = device.type
     # is_autocast_enabled raises an error for devices that have no autocast, such as "meta"
-    is_available = kind == "cpu" or torch.amp.autocast_mode.is_autocast_available(kind)
-    return is_available and torch.is_autocast_enabled(kind)
+    return torch.amp.autocast_mode.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
 
 
 def in_autocast_dtype(tensor: Tensor) -> Tensor:
@@ -283,6 +282,15 @@ def in_one_dtype(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     dtype = reduce(torch.promote_types, (x.dtype for x in tensors))
     return tuple(x.to(dtype) for x in tensors)
+
+
+def without_zeros(x: Tensor) -> Tensor:
+    """The numbers, with 1 in place of 0: divisors of numbers that are 0 in the same places.
+
+    >>> without_zeros(torch.tensor([0.0, 0.5, -2.0])).tolist()
+    [1.0, 0.5, -2.0]
+    """
+    return x.masked_fill(x == 0, 1.0)
 
 
 def at_least_float32(x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from regard.attention import Attention, Prepared
 from regard.base.checks import Size, checked
-from regard.base.shapes import Sizes, at_least_float32
+from regard.base.shapes import Sizes, at_least_float32, without_zeros
 from regard.composites.composite import Composite, CompositeCall, PreparedParts
 from regard.maps.attention_map import AttentionMap
 from regard.maps.scored_map import ScoredMap
@@ -64,7 +64,7 @@ class SegmentMemory(Composite):
         state = self._states(key, torch.cat((value, torch.ones_like(value[..., :1])), -1))
         sums = self._read(query.unflatten(1, (sizes.G, sizes.R)), state, call.positions.start).flatten(1, 2)
         output, total = sums[..., :-1], sums[..., -1]
-        output = output / total.masked_fill(total == 0, 1.0)[..., None]
+        output = output / without_zeros(total)[..., None]
         weights = ScoredMap(self.attention, prepared, call.positions, sizes, (total.detach(),))
         return output.to(call.value.dtype), weights
 

@@ -134,9 +134,7 @@ def _is_repeatable(problem: Problem) -> bool:
     """Whether a later call differs in queries, keys and values only, and the pieces compare them as they are."""
     prepared = problem.prepared
     is_plain = not problem.piece_tensors and not problem.call_tensors and problem.seed is problem.state is None
-    is_same = prepared.query is problem.query and prepared.key is problem.key
-    has_states = any(state is not None for state in (*prepared.rows, *prepared.cols))
-    return is_plain and is_same and not has_states
+    return is_plain and prepared.query is problem.query and prepared.key is problem.key
 
 
 class KeptPlans:

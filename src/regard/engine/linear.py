@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from regard.base.shapes import at_least_float32, group, in_one_dtype
+from regard.base.shapes import at_least_float32, group, in_one_dtype, without_zeros
 from regard.engine.kernel.sums import CompiledAverages, compiled_sums, sum_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
 from regard.engine.transforms import differentiable_once
@@ -102,7 +102,7 @@ def _with_ones(value: Tensor) -> Tensor:
 def _averages(total: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Sums of values, with the sums of ones at channel `width` -> averages and denominators; 0 for an empty sum."""
     row_statistic = total[..., width]
-    return total[..., :width] / row_statistic.masked_fill(row_statistic == 0, 1.0)[..., None], row_statistic
+    return total[..., :width] / without_zeros(row_statistic)[..., None], row_statistic
 
 
 def _sum_of(key: Tensor, value: Tensor) -> Tensor:

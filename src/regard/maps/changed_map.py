@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.base.checks import checked
 from regard.base.errors import RegardError
-from regard.base.shapes import at_least_float32, grouped_scores, to_device
+from regard.base.shapes import at_least_float32, grouped_scores, to_device, without_zeros
 from regard.base.spans import Spans
 from regard.maps.attention_map import AttentionMap, RecomputedMap
 from regard.maps.compiled_reductions import computes
@@ -111,7 +111,7 @@ class ShareMap(ChangedMap):
         """The shares of some weights (B, H, I', J') of these rows."""
         rows = rows if isinstance(rows, slice) else to_device(rows, self.device)
         totals = self.totals[:, :, rows, None].to(weights.dtype)
-        return weights.abs() / totals.masked_fill(totals == 0, 1.0)
+        return weights.abs() / without_zeros(totals)
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         return self._shares(self.source._weights(rows, cols), rows)
@@ -127,7 +127,7 @@ def _shares_of_rows(weights: Tensor, _queries: slice | Tensor, _keys: Spans) -> 
     """The shares of whole rows."""
     sizes = weights.abs()
     totals = sizes.sum(-1, keepdim=True)
-    return sizes / totals.masked_fill(totals == 0, 1.0)
+    return sizes / without_zeros(totals)
 
 
 AttentionMap._shares_of = ShareMap

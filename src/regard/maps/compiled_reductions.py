@@ -67,7 +67,6 @@ def map_problem(attention: Attention, prepared: Prepared, positions: Positions, 
         value=prepared.key[..., :0],
         positions=positions,
         sizes=Sizes(B, H, G, I, J, D, 0),
-        grid=grid,
         **facts,
     )
 

@@ -99,14 +99,14 @@ def _is_small(parts: Parts) -> bool:
     return has_few_links and len(numbers) <= 1 and all(x.shape[1] == 1 for x, _ in numbers)
 
 
-def _program(terms: KernelProblem, *more: Hashable | dict[str, int]) -> tuple:
+def _program(terms: KernelProblem, kinds: Hashable, blocks: dict[str, int]) -> tuple:
     """The key of a program in FAULTS: Triton compiles one for each device, dtype, biases and kind of mask.
 
-    `more` are the statistics that it computes, and the sizes of its blocks.
+    `kinds` are the statistics that it computes, and `blocks` the sizes of its blocks.
     """
     query, attention = terms.problem.query, terms.problem.attention
     pieces = tuple(type(bias) for bias in attention.bias), terms.layout.num_bytes > 0, terms.layout.distances is None
-    return query.device, query.dtype, pieces, *(tuple(x.items()) if isinstance(x, dict) else x for x in more)
+    return query.device, query.dtype, pieces, kinds, *blocks.items()
 
 
 def _is_right(program: tuple, fault: Callable[[], str | None]) -> bool:

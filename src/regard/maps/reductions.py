@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
-from regard.base.shapes import known_none, to_device
+from regard.base.shapes import known_none, to_device, without_zeros
 from regard.base.spans import Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
@@ -171,7 +171,7 @@ def times_log(weights: Tensor) -> Tensor:
     """w log w, 0 log 0 being 0; the gradient at 0 is 0, because a key without weight is no part of the sum."""
     if not weights.requires_grad:
         return torch.xlogy(weights, weights)
-    return weights * weights.masked_fill(weights == 0, 1.0).log()
+    return weights * without_zeros(weights).log()
 
 
 class RowLinks(NamedTuple):
@@ -463,7 +463,7 @@ class Similarity(Reduction[Tensor]):
 
     def finish(self, state: State) -> Tensor:
         squares = state[0].diagonal(dim1=-2, dim2=-1)
-        norms = squares.masked_fill(squares == 0, 1.0).sqrt()  # the slope of sqrt(0) is infinite
+        norms = without_zeros(squares).sqrt()  # the slope of sqrt(0) is infinite
         return state[0] / (norms[:, :, None] * norms[:, None]).clamp_min(torch.finfo(torch.float32).tiny)
 
 

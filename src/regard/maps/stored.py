@@ -127,6 +127,8 @@ def _check_readable(weights: AttentionMap) -> None:
         (B, H, I, _), J, grid = weights._prepared.query.shape, weights._prepared.key.shape[2], weights.grid
         if (grid.batch.shape, grid.head.shape, grid.query.shape, grid.key.shape) != ((B,), (H,), (I,), (J,)):
             raise ValueError("the positions of its queries and keys do not fit its tensors")
+        if any(number.shape[:3] != (B, H, I) for number in weights.row_statistic):
+            raise ValueError("the numbers of its rows do not fit its tensors")
     if 0 not in weights.shape:
         rows = torch.tensor(sorted({0, weights.shape[2] - 1}))
         weights.tile(rows=rows)

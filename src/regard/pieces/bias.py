@@ -156,9 +156,8 @@ def t5_bucket(distance: Tensor, num_buckets: int, max_distance: int, bidirection
     else:
         apart = (-distance).clamp_min(0)
     exact = num_buckets // 2  # so many buckets have one distance each
-    ratio = (apart.clamp_min(1).float() / exact).log() / math.log(max_distance / exact)
-    far = (exact + (ratio * (num_buckets - exact)).long()).clamp_max(num_buckets - 1)
-    return side + torch.where(apart < exact, apart, far)
+    ratio = (apart.clamp_min(exact).float() / exact).log() / math.log(max_distance / exact)  # 0 up to `exact`
+    return side + (apart.clamp_max(exact) + (ratio * (num_buckets - exact)).long()).clamp_max(num_buckets - 1)
 
 
 @checked

@@ -384,18 +384,16 @@ class _Splitter:
         self.tensors: list[Tensor] = []
         self.is_foreign = False
         self.keeps = keeps
-        self._nodes: dict[int, Any] = {}
-        self._visited: list[Any] = []  # keeps the objects alive, so that no other object gets the same id
+        #: By id each object and its node; the object, so that it lives on and no other object gets its id.
+        self._nodes: dict[int, tuple[Any, Any]] = {}
 
     def read(self, value: Any) -> Any:
         """A node of the value; the value itself if it holds no tensor and cannot be exchanged."""
         if type(value) in PLAIN or isinstance(value, self.keeps):
             return value
         if id(value) not in self._nodes:
-            self._visited.append(value)
-            self._nodes[id(value)] = value  # used if the value holds itself
-            self._nodes[id(value)] = self._node(value)
-        return self._nodes[id(value)]
+            self._nodes[id(value)] = value, self._node(value)
+        return self._nodes[id(value)][1]
 
     def _node(self, value: Any) -> Any:
         """The `Place` of a tensor, the `Node` of an object that is built again, or the value itself."""
@@ -406,8 +404,9 @@ class _Splitter:
         if kind.is_constant or (isinstance(kind, Container) and len(value) > LONG and not _may_hold_tensors(value)):
             return value
         self.is_foreign |= kind.is_foreign(value)
-        # before the parts are read, because an open object may be a part of itself
-        node = self._nodes[id(value)] = Node(kind) if kind.is_open else value
+        # before the parts are read, because an object may be a part of itself
+        node = Node(kind) if kind.is_open else value
+        self._nodes[id(value)] = value, node
         parts, built = {}, []
         for name, part in kind.parts(value).items():
             read = part if type(part) in PLAIN else self.read(part)

@@ -63,7 +63,7 @@ def fingerprint(part: Any, tensors: list[Tensor]) -> Hashable:
         raise NoFingerprint  # a hook may do anything
     if is_module:
         return *values, *parts, part.training
-    return (*values, *parts) if of is dict else values  # the keys of a dictionary, the names of a module's attributes
+    return values
 
 
 def never_changes(part: Any) -> bool:
@@ -89,7 +89,7 @@ def _is_module_or_mask(of: type) -> tuple[bool, bool]:
     """Whether objects of a type are modules, and whether they are masks; `NoFingerprint` if they have none."""
     kind, is_ours = kind_of(of), of.__module__.partition(".")[0] == "regard"
     is_module = isinstance(kind, Module)
-    if of is nn.Linear or of is dict or (is_ours and (is_module or (isinstance(kind, Object) and kind.is_frozen))):
+    if of is nn.Linear or (is_ours and (is_module or (isinstance(kind, Object) and kind.is_frozen))):
         return is_module, issubclass(of, Mask)
     raise NoFingerprint
 

@@ -180,7 +180,6 @@ class GroupMask(Composed):
     tokens: Tensor
     is_own: Tensor
     relative = False  # type: ignore[assignment]
-    keys_only = False  # type: ignore[assignment]
 
     @property
     def parts(self) -> tuple[Mask]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
-from regard.base.shapes import Sizes, has_numbers, known_none
+from regard.base.shapes import Sizes, has_numbers, known_none, without_zeros
 from regard.pieces.piece import Piece, set_promises
 
 RowStatistic = tuple[Tensor, ...]
@@ -441,7 +441,7 @@ class Sparsemax(Normalizer):
         """If the n greatest scores have weights, t = (their sum - 1) / n; n is the last that leaves score n above t."""
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values
-        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device)
         sums = ranked.cumsum(-1)
         support = (1 + counts * ranked > sums).sum(-1, keepdim=True).clamp_min(1)  # 0 where a score is NaN
         threshold = (sums.gather(-1, support - 1) - 1) / support
@@ -471,7 +471,7 @@ class Entmax15(Normalizer):
         """If the n greatest halves h have weights, sum (h - t)^2 = 1, so t = mean - sqrt(1 / n - variance)."""
         greatest = _greatest(scores)
         ranked = _from_greatest(scores, greatest).sort(-1, descending=True).values / 2
-        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device, dtype=scores.dtype)
+        counts = torch.arange(1, ranked.shape[-1] + 1, device=scores.device)
         mean, square = ranked.cumsum(-1) / counts, ranked.square().cumsum(-1) / counts
         spread = (1 - counts * (square - mean.square())) / counts
         thresholds = mean - spread.clamp_min(torch.finfo(scores.dtype).tiny).sqrt()
@@ -512,8 +512,7 @@ class TopK(Normalizer):
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         top = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
-        indices = columns[top.indices].masked_fill(top.values.isneginf(), -1)
-        return *log_sum_exp(top.values), indices
+        return *log_sum_exp(top.values), columns[top.indices]
 
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
         """With the same keys as before: rounding must not exchange two of nearly equal scores."""
@@ -582,7 +581,7 @@ class SumNormalizer(Normalizer):
         return (left[0] + right[0],)
 
     def share(self, part: RowStatistic, whole: RowStatistic) -> Tensor:
-        return part[0] / whole[0].masked_fill(whole[0] == 0, 1.0)
+        return part[0] / without_zeros(whole[0])
 
     def weights(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> Tensor:
         return _at_most_one(self.share((scores,), (row_statistic[0].unsqueeze(-1),)))
