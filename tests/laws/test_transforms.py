@@ -19,7 +19,7 @@ from regard.engine import ENGINES
 from regard.engine.flash import flash
 from regard.engine.kept_plans import kept_plans
 from regard.engine.transforms import uncompiled
-from regard.pieces.contents import is_small, split_tensors, tensor_snapshot
+from regard.pieces.contents import LONG, is_small, learned_parts, split_tensors, tensor_snapshot
 from slopes import CLOSE, Model, agree, inputs
 
 pytestmark = [
@@ -383,6 +383,16 @@ def test_a_parameter_that_a_function_closes_over_is_not_registered():
     number = torch.nn.Parameter(torch.zeros(()))
     attention = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: j > number))
     assert not list(attention.parameters()) and not list(attention.children())
+
+
+def test_long_lists_of_numbers_are_not_searched():
+    """A list of more than LONG items is taken apart only if its first item is a tensor or a piece."""
+    number = torch.nn.Parameter(torch.zeros(()))
+    for count, is_found in ((LONG, True), (LONG + 1, False)):
+        items = [0.0] * (count - 1) + [number]
+        assert bool(split_tensors(items)[0]) is is_found
+        assert bool(learned_parts("items", items)) is is_found
+        assert split_tensors(items[::-1])[0] and learned_parts("items", items[::-1])
 
 
 def test_a_function_that_calls_itself_comes_apart_and_together():
