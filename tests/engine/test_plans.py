@@ -292,3 +292,13 @@ def test_a_group_is_the_rows_of_one_head_where_no_row_needs_a_mask_of_its_own():
         assert folds(4, 2, queries) and not folds(4, 4, queries) and not folds(4, 2, queries, causal=True)
         assert folds(4, 2, queries, mask_heads=1) is (queries == 1)
         assert not folds(4, 2, queries, mask_heads=4) and not folds(2, 1, queries, mask_heads=2)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_sums_over_keys_serve_query_heads_that_share_a_key_head_and_what_a_mask_of_keys_shows(key_heads):
+    q, (k, v) = torch.randn(2, 4, 9, 6), torch.randn(2, 2, key_heads, 9, 6)
+    sums = {"score": rg.scores.FeatureScore(), "normalizer": rg.normalizers.SumNormalizer()}
+    for mask in (rg.padding([9, 5]), rg.causal() & rg.padding([4, 9]), ~rg.padding([3, 5])):
+        attention = rg.Attention(**sums, mask=mask)
+        found, expected = (attention(q, k, v, engine=engine).output for engine in ("linear", "dense"))
+        torch.testing.assert_close(found, expected)
