@@ -358,3 +358,12 @@ def test_selected_heads_have_the_gradients_of_their_own_numbers():
             for each in (selected, weights.dense()[[1]][:, [2, 0]])
         )
         torch.testing.assert_close(found, expected)
+
+
+def test_the_similarity_of_heads_reads_every_nth_row_of_the_map(small_blocks):
+    """Whatever tile the row is in."""
+    x = torch.randn(2, 3, 23, 4)
+    weights = rg.Attention(mask=rg.causal())(x, x, x, engine="dense").weights
+    for every in range(1, 8):
+        heads = torch.nn.functional.normalize(weights.dense()[:, :, ::every].flatten(2), dim=-1)
+        torch.testing.assert_close(weights.summarize(rg.maps.Similarity(every=every))[0], heads @ heads.mT)
