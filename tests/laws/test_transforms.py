@@ -366,6 +366,15 @@ def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
     torch.testing.assert_close(logsumexp[:, :, 2:], (q @ k.mT / 2 + mask).logsumexp(-1)[:, :, 2:])
 
 
+def test_empty_rows_are_zero_also_where_torch_has_no_kernel_with_a_statistic(monkeypatch):
+    monkeypatch.setattr("regard.engine.flash._cpu_kernel", lambda: None)
+    q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    mask = torch.zeros(4, 3).masked_fill(~torch.ones(4, 3, dtype=torch.bool).tril(-1), -torch.inf)[None, None]
+    output, logsumexp = flash(q, k, v, scale=0.5, mask=mask)
+    assert logsumexp is None and not output[:, :, 0].any()
+    torch.testing.assert_close(output[:, :, 1:], ((q @ k.mT / 2 + mask).softmax(-1) @ v)[:, :, 1:])
+
+
 def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
     for function, is_foreign in ((F.elu, False), (rg.attend, False), (lambda x: F.elu(x), True)):
         assert split_tensors(function)[1].is_foreign == is_foreign
