@@ -17,6 +17,7 @@ from regard.engine import blocked, flash, speed_model
 from regard.engine.blocked import Work
 from regard.engine.blocks import Block, blocks
 from regard.engine.flash import FlashRows
+from regard.engine.formatting import size
 from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
 from regard.engine.plan import plan
@@ -302,3 +303,11 @@ def test_sums_over_keys_serve_query_heads_that_share_a_key_head_and_what_a_mask_
         attention = rg.Attention(**sums, mask=mask)
         found, expected = (attention(q, k, v, engine=engine).output for engine in ("linear", "dense"))
         torch.testing.assert_close(found, expected)
+
+
+def test_a_plan_says_what_all_pairs_at_once_would_take():
+    """4 bytes a pair, and for additive scores as many for each hidden unit."""
+    x = torch.randn(1, 2, 128, 8)
+    for score, numbers in ((rg.Dot(), 1), (rg.scores.Additive(8, 8, hidden=32), 32)):
+        plan = rg.plan(x, x, x, attention=rg.Attention(score))
+        assert f"All pairs at once would take {size(4 * 2 * 128 * 128 * numbers)}." in str(plan)
