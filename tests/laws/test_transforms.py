@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 
 import pytest
@@ -392,6 +393,15 @@ def test_a_parameter_that_a_function_closes_over_is_not_registered():
     number = torch.nn.Parameter(torch.zeros(()))
     attention = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: j > number))
     assert not list(attention.parameters()) and not list(attention.children())
+
+
+def test_a_partial_function_keeps_its_keywords_around_other_tensors():
+    number = torch.tensor(3.0)
+    tensors, template = split_tensors(functools.partial(torch.addcmul, number, value=2.0, tensor1=number))
+    assert tensors[0] is number
+    again = template.around([torch.tensor(5.0)])
+    assert again.keywords == {"value": 2.0, "tensor1": torch.tensor(5.0)}
+    assert again(tensor2=torch.tensor(4.0)) == 5 + 2 * 5 * 4
 
 
 def test_long_lists_of_numbers_are_not_searched():

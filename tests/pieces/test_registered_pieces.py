@@ -346,11 +346,3 @@ def test_a_functional_call_leaves_no_tensor_behind():
         assert not torch.func.functional_call(attention, {name: other}, (x, x, x)).output.equal(before)
         del other
         assert reference() is None and attention(x, x, x).output.equal(before)
-
-
-def test_matrices_of_groups_begin_evenly_between_bounds_of_their_number():
-    for num_groups in (4, 64):
-        groups, bound = rg.composites.ProjectedGroups(length=500, num_groups=num_groups), num_groups**-0.5
-        for matrix in groups.parameters():
-            assert -bound <= matrix.min() < -0.9 * bound and 0.9 * bound < matrix.max() <= bound
-            assert abs(matrix.mean()) < 0.1 * bound
