@@ -118,6 +118,16 @@ def test_frequencies_and_magnitudes_are_those_of_transformers(scaling, kind, opt
     assert scaling.magnitude == pytest.approx(magnitude)
 
 
+def test_the_ramp_of_yarn_ends_within_the_width_as_in_transformers():
+    """However few turns a slow pair may make: the ramp ends at the width at the latest."""
+    for slow in (1.0, 1e-3, 1e-6, 1e-8, 1e-12):
+        config = scaled("yarn", original_max_position_embeddings=128, factor=8.0, beta_fast=16, beta_slow=slow)
+        config.head_dim = 32
+        frequencies, _ = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"), 100)
+        scaling = rg.encodings.YaRNScaling(8.0, 128, 16.0, slow)
+        close(rg.RoPE(32, scaling=scaling).frequencies(), frequencies, FLOAT32)
+
+
 def multimodal(q, k, v, coordinates):
     """Qwen2-VL's rotation, on coordinates (3, B, n)."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}

@@ -14,7 +14,7 @@ import regard as rg
 from regard.attention import Prepared
 from regard.engine.gpu.statistics import is_installed
 from regard.engine.kernel.engine import KernelProblem
-from regard.maps import compiled_reductions, gpu_reductions
+from regard.maps import compiled_reductions, gpu_reductions, passes
 
 TOOLS = Path(__file__).parents[1] / "tools"
 needs_triton = pytest.mark.skipif(not is_installed(), reason="Triton is not installed: pip install triton, on Linux")
@@ -84,3 +84,13 @@ def test_the_dense_formula_beside_the_kernel_has_the_weights_of_the_map(monkeypa
     tile = gpu_reductions._dense_tile(KernelProblem.of(problem), weights.row_statistic[0], slice(1, 5))
     torch.testing.assert_close(tile.weights, weights.dense()[:, :, 1:5])
     assert not tile.weights[:, :, 0].any() and tile.weights[:, :, 1:].any()
+
+
+def test_each_device_has_its_own_kernels_for_statistics(monkeypatch):
+    weights, asked = rg.Attention()(*torch.randn(3, 1, 2, 130, 8).unbind()).weights, []
+    monkeypatch.setattr(gpu_reductions, "gpu_terms", lambda *given: asked.append("gpu"))
+    monkeypatch.setattr(passes, "compiled_terms", lambda *given: asked.append("compiled"))
+    weights._compiled_terms()
+    monkeypatch.setattr(gpu_reductions, "DEVICES", {"cpu"})
+    weights._compiled_terms()
+    assert asked == ["compiled", "gpu"]

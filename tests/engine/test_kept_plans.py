@@ -16,6 +16,7 @@ from cataloged import SINGLE
 from plan_calls import LEARNED, anew, assert_equal, inputs, results
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
+from regard.engine import problem as problem_file
 from regard.engine.kept_plans import kept_plans
 from regard.pieces.fingerprint import NoFingerprint, fingerprint
 from regard.pieces.mask import leaves
@@ -523,3 +524,15 @@ def test_a_kept_plan_has_its_own_pieces():
     first.mask = None
     weights = rg.Attention(mask=rg.causal())(*tensors).weights
     assert torch.equal(weights.dense() > 0, torch.ones(9, 9, dtype=torch.bool).tril().expand(1, 2, 9, 9))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_call_copies_the_tensors_of_its_pieces_once(learns, monkeypatch):
+    """Its map has the copies of the call; with gradients the call has the tensors themselves, and its map copies."""
+    attention, tensors, copied = LEARNED["table"](), inputs(20, 20, 20), []
+    copy = problem_file.tensor_snapshot
+    monkeypatch.setattr(problem_file, "tensor_snapshot", lambda tensor: copied.append(tensor) or copy(tensor))
+    with torch.set_grad_enabled(learns):
+        for count in (1, 2):
+            attention(*tensors)
+            assert [part is attention.bias[0].table for part in copied] == [True] * count

@@ -17,6 +17,7 @@ from regard.engine import blocked, flash, speed_model
 from regard.engine.blocked import Work
 from regard.engine.blocks import Block, blocks
 from regard.engine.flash import FlashRows
+from regard.engine.formatting import size
 from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
 from regard.engine.plan import plan
@@ -292,3 +293,21 @@ def test_a_group_is_the_rows_of_one_head_where_no_row_needs_a_mask_of_its_own():
         assert folds(4, 2, queries) and not folds(4, 4, queries) and not folds(4, 2, queries, causal=True)
         assert folds(4, 2, queries, mask_heads=1) is (queries == 1)
         assert not folds(4, 2, queries, mask_heads=4) and not folds(2, 1, queries, mask_heads=2)
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_sums_over_keys_serve_query_heads_that_share_a_key_head_and_what_a_mask_of_keys_shows(key_heads):
+    q, (k, v) = torch.randn(2, 4, 9, 6), torch.randn(2, 2, key_heads, 9, 6)
+    sums = {"score": rg.scores.FeatureScore(), "normalizer": rg.normalizers.SumNormalizer()}
+    for mask in (rg.padding([9, 5]), rg.causal() & rg.padding([4, 9]), ~rg.padding([3, 5])):
+        attention = rg.Attention(**sums, mask=mask)
+        found, expected = (attention(q, k, v, engine=engine).output for engine in ("linear", "dense"))
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_plan_says_what_all_pairs_at_once_would_take():
+    """4 bytes a pair, and for additive scores as many for each hidden unit."""
+    x = torch.randn(1, 2, 128, 8)
+    for score, numbers in ((rg.Dot(), 1), (rg.scores.Additive(8, 8, hidden=32), 32)):
+        plan = rg.plan(x, x, x, attention=rg.Attention(score))
+        assert f"All pairs at once would take {size(4 * 2 * 128 * 128 * numbers)}." in str(plan)

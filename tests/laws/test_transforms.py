@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 
 import pytest
@@ -19,7 +20,7 @@ from regard.engine import ENGINES
 from regard.engine.flash import flash
 from regard.engine.kept_plans import kept_plans
 from regard.engine.transforms import uncompiled
-from regard.pieces.contents import is_small, split_tensors, tensor_snapshot
+from regard.pieces.contents import LONG, is_small, learned_parts, split_tensors, tensor_snapshot
 from slopes import CLOSE, Model, agree, inputs
 
 pytestmark = [
@@ -366,6 +367,15 @@ def test_empty_rows_are_told_where_no_number_can_be_read(monkeypatch):
     torch.testing.assert_close(logsumexp[:, :, 2:], (q @ k.mT / 2 + mask).logsumexp(-1)[:, :, 2:])
 
 
+def test_empty_rows_are_zero_also_where_torch_has_no_kernel_with_a_statistic(monkeypatch):
+    monkeypatch.setattr("regard.engine.flash._cpu_kernel", lambda: None)
+    q, k, v = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 3, 8), torch.randn(1, 2, 3, 8)
+    mask = torch.zeros(4, 3).masked_fill(~torch.ones(4, 3, dtype=torch.bool).tril(-1), -torch.inf)[None, None]
+    output, logsumexp = flash(q, k, v, scale=0.5, mask=mask)
+    assert logsumexp is None and not output[:, :, 0].any()
+    torch.testing.assert_close(output[:, :, 1:], ((q @ k.mT / 2 + mask).softmax(-1) @ v)[:, :, 1:])
+
+
 def test_functions_of_torch_and_of_this_package_are_not_foreign_code():
     for function, is_foreign in ((F.elu, False), (rg.attend, False), (lambda x: F.elu(x), True)):
         assert split_tensors(function)[1].is_foreign == is_foreign
@@ -383,6 +393,25 @@ def test_a_parameter_that_a_function_closes_over_is_not_registered():
     number = torch.nn.Parameter(torch.zeros(()))
     attention = rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: j > number))
     assert not list(attention.parameters()) and not list(attention.children())
+
+
+def test_a_partial_function_keeps_its_keywords_around_other_tensors():
+    number = torch.tensor(3.0)
+    tensors, template = split_tensors(functools.partial(torch.addcmul, number, value=2.0, tensor1=number))
+    assert tensors[0] is number
+    again = template.around([torch.tensor(5.0)])
+    assert again.keywords == {"value": 2.0, "tensor1": torch.tensor(5.0)}
+    assert again(tensor2=torch.tensor(4.0)) == 5 + 2 * 5 * 4
+
+
+def test_long_lists_of_numbers_are_not_searched():
+    """A list of more than LONG items is taken apart only if its first item is a tensor or a piece."""
+    number = torch.nn.Parameter(torch.zeros(()))
+    for count, is_found in ((LONG, True), (LONG + 1, False)):
+        items = [0.0] * (count - 1) + [number]
+        assert bool(split_tensors(items)[0]) is is_found
+        assert bool(learned_parts("items", items)) is is_found
+        assert split_tensors(items[::-1])[0] and learned_parts("items", items[::-1])
 
 
 def test_a_function_that_calls_itself_comes_apart_and_together():

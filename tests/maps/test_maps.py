@@ -358,3 +358,20 @@ def test_selected_heads_have_the_gradients_of_their_own_numbers():
             for each in (selected, weights.dense()[[1]][:, [2, 0]])
         )
         torch.testing.assert_close(found, expected)
+
+
+def test_the_similarity_of_heads_reads_every_nth_row_of_the_map(small_blocks):
+    """Whatever tile the row is in."""
+    x = torch.randn(2, 3, 23, 4)
+    weights = rg.Attention(mask=rg.causal())(x, x, x, engine="dense").weights
+    for every in range(1, 8):
+        heads = torch.nn.functional.normalize(weights.dense()[:, :, ::every].flatten(2), dim=-1)
+        torch.testing.assert_close(weights.summarize(rg.maps.Similarity(every=every))[0], heads @ heads.mT)
+
+
+def test_a_tile_has_one_row_if_no_more_fits(monkeypatch):
+    monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 1)
+    x = torch.randn(1, 2, 9, 4)
+    for mask in (None, rg.causal()):
+        tiles = list(rg.Attention(mask=mask)(x, x, x).weights.tiles())
+        assert {tile.rows.stop - tile.rows.start for tile in tiles} == {1}

@@ -49,7 +49,7 @@ def test_a_given_tensor_is_added_pair_by_pair_and_kept_as_diagonals_where_it_has
     bias = bias_of(tensor, positions, 5, 7)
     term = bias.term(rg.types.Grid.whole(positions, 2, 2, 5), None, None)
     assert term.expand(2, 2, 5, 7).equal(tensor.expand(2, 2, 5, 7))
-    assert hasattr(bias, "table") == (is_diagonal and shape == (1, 2, 5, 7))
+    assert hasattr(bias, "table") == bias.relative == (is_diagonal and shape == (1, 2, 5, 7))
 
 
 @pytest.mark.parametrize("first", [0, 3])

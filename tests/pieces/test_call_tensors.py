@@ -102,8 +102,11 @@ def test_a_wrong_tensor_is_refused_in_words(given, message):
 
 
 def test_a_tensor_that_no_piece_needs_is_refused():
-    with pytest.raises(rg.RegardError, match="unexpected keyword argument 'log_forget'"):
+    with pytest.raises(rg.RegardError, match="unexpected keyword argument 'log_forget'") as plain:
         rg.Attention()(*drawn()[:3], log_forget=drawn()[3])
+    with pytest.raises(rg.RegardError, match=r"The pieces need log_forget\. attend has "):
+        FORGETTING(*drawn()[:3], log_forget=drawn()[3], gates=drawn()[3])
+    assert "The pieces need" not in str(plain.value)
 
 
 def test_modules_refuse_pieces_that_need_tensors_and_rings_plan_them():

@@ -585,6 +585,20 @@ def test_what_a_mask_of_groups_says_of_itself_is_true_of_its_matrix(mask):
     assert of_groups.batched >= (not dense[0].equal(dense[1]))
 
 
+def test_a_window_with_gaps_fits_in_its_axis():
+    for length, size, dilation in ((4, 2, 2), (6, 3, 2), (9, 3, 3)):
+        rg.masks.neighborhood((length,), size, dilation=dilation)
+        with pytest.raises(rg.RegardError, match=f"size times dilation is at most {length - 1}"):
+            rg.masks.neighborhood((length - 1,), size, dilation=dilation)
+
+
+def test_the_first_pair_of_a_grid_has_all_entries_and_heads():
+    grid = rg.types.Grid.whole(rg.types.Positions.of(4, 3, 9), 2, 5, 3)
+    pair = grid.first_pair()
+    assert (pair.batch.tolist(), pair.head.tolist()) == ([0, 1], [0, 1, 2, 3, 4])
+    assert (pair.query.tolist(), pair.key.tolist()) == ([4], [0])
+
+
 def test_a_composition_has_the_tensors_of_its_predicates():
     allowed = torch.ones(12, dtype=torch.bool)
     predicate = rg.mask_mod(lambda b, h, i, j: allowed[j])

@@ -118,3 +118,15 @@ def test_the_map_of_a_single_query_has_gradients_if_its_call_had(is_learning):
     with torch.set_grad_enabled(not is_learning):
         weights = seen.weights
     assert weights.requires_grad == is_learning
+
+
+def test_a_query_after_the_last_key_asks_no_causal_mask(monkeypatch):
+    """It sees every key, whatever score compares them."""
+    score = rg.scores.Additive(C // H, C // H, hidden=3)
+    attention = MultiHeadAttention(C, H, attention=rg.Attention(score, mask=rg.causal())).double()
+    x, y = torch.randn(B, 1, C).double(), torch.randn(B, J, C).double()
+    expected = attention(x, y).output
+    keys = attention.keys(y)
+    attention(x, keys)
+    monkeypatch.setattr(type(rg.causal()), "allowed", lambda *given: pytest.fail("the mask was asked"))
+    close(attention(x, keys).output, expected)

@@ -341,7 +341,7 @@ class FlashRows:
         """The shape of `mask.allowed` for one pair, evaluated once for each mask: blocks share a few masks."""
         shapes = self.problem.plan_cache.setdefault("shapes", {})
         if id(mask) not in shapes:  # the dictionary keeps the mask, so that no other mask gets its id
-            shapes[id(mask)] = mask, mask.allowed(self.problem.grid.tile(slice(0, 1), slice(0, 1))).shape
+            shapes[id(mask)] = mask, mask.allowed(self.problem.grid.first_pair()).shape
         return shapes[id(mask)][1]
 
     def on_diagonal(self, block: Block) -> bool:

@@ -500,9 +500,7 @@ def is_dot(weights: AttentionMap) -> TypeGuard[ScoredMap]:
     attention = weights.attention
     scale = dot_scale(attention.score, weights.score_width)
     is_plain = attention.normalizer.as_softmax is not None and not attention.bias
-    has_one_mask = (
-        attention.mask is None or attention.mask.allowed(weights.grid.tile(slice(0, 1), slice(0, 1))).shape[1] == 1
-    )
+    has_one_mask = attention.mask is None or attention.mask.allowed(weights.grid.first_pair()).shape[1] == 1
     return scale is not None and is_plain and has_one_mask and not any_coarse(weights.row_statistic[0])
 
 

@@ -54,6 +54,10 @@ class Grid:
             positions,
         )
 
+    def first_pair(self) -> Grid:
+        """The first query and the first key, for all entries and heads: answers that differ between these show it."""
+        return self.tile(slice(0, 1), slice(0, 1))
+
     def tile(self, rows: slice | Tensor, cols: slice | Tensor | Spans) -> Grid:
         """The tile of some queries and keys, by their indices."""
         columns = cols.tensor(self.device) if isinstance(cols, Spans) else cols

@@ -161,7 +161,7 @@ class Mask(Piece):
 
         One pair is asked for two entries and two heads: where the mask reads the index, its answer has an axis of 2.
         """
-        pair = Grid.whole(positions, 1, 1, 1).tile(slice(0, 1), slice(0, 1))
+        pair = Grid.whole(positions, 1, 1, 1).first_pair()
         twice = replace(pair, batch=pair.batch.repeat(2), head=pair.head.repeat(2))
         shape = (1,) * 4 + tuple(self.allowed(twice).shape)
         for axis, size, name, noun in ((-4, B, "batch_size", "batch entry"), (-3, H, "num_heads", "head")):

@@ -245,10 +245,10 @@ class KernelProblem:
     @property
     def mask_bytes(self) -> int:
         """Bytes of the parts of the mask that need one byte a pair, for all heads that differ."""
-        mask, first, num_bytes = self.mask, slice(0, 1), self.layout.num_bytes
+        mask, num_bytes = self.mask, self.layout.num_bytes
         if mask is None or not num_bytes:
             return 0
-        return num_bytes * mask.allowed(self.problem.grid.tile(first, first)).shape[1]
+        return num_bytes * mask.allowed(self.problem.grid.first_pair()).shape[1]
 
     @cached_property
     def layout(self) -> Layout:

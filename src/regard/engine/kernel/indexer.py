@@ -94,8 +94,7 @@ def indexed(
 
 def _differs_by_head(mask: Mask, grid: Grid) -> bool:
     """Whether the mask may have different answers for the heads of a grid; one pair tells."""
-    first = slice(0, 1)
-    return mask.allowed(grid.tile(first, first)).shape[1] != 1
+    return mask.allowed(grid.first_pair()).shape[1] != 1
 
 
 def _distances(layout: Layout, positions: Positions) -> Tensor | None:

@@ -213,8 +213,7 @@ def _entry_masks(rest: Mask | None, grid: Grid, num_entries: int) -> dict[int | 
     if rest is None:
         return {None: None}
     by_entry = [rest.of_entry(entry) for entry in range(num_entries)]
-    first = slice(0, 1)
-    if all(part is rest for part in by_entry) and rest.allowed(grid.tile(first, first)).shape[0] == 1:
+    if all(part is rest for part in by_entry) and rest.allowed(grid.first_pair()).shape[0] == 1:
         return {None: rest}
     return dict(enumerate(by_entry))
 
