@@ -66,7 +66,7 @@ assert counted == (12 * N * D**2, 8 * N * D**2 + 4 * N**2 * D)
 
 chains = {name: [longest_chain(layer, n) for n in (10, 100, N)] for name, layer in layers.items()}
 print("sequential operations at n = 10, 100, 1,000:", chains)
-assert len(set(chains["attention"])) == 1 and chains["GRU"][-1] > N
+assert chains["attention"][-1] <= chains["attention"][0] and chains["GRU"][-1] > N
 
 print("one thread, float32, medians of runs in turn")
 for batch, n, learns in (
