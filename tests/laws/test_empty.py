@@ -242,3 +242,12 @@ def test_a_row_without_tokens_has_no_last_state(kind):
         alone = encoder(x[row : row + 1, :length], torch.tensor([length]))
         torch.testing.assert_close(final[row : row + 1], alone[1])
         torch.testing.assert_close(states[row : row + 1, :length], alone[0])
+
+
+def test_top_k_names_the_keys_that_a_row_may_attend_to_and_no_other():
+    places = torch.arange(9)
+    step = places[:, None] - places
+    scores = torch.randn(1, 2, 9, 9).masked_fill((step < 0) | (step >= 3), -torch.inf)
+    kept = rg.normalizers.TopK(4).row_statistic(scores, places)[-1].sort(-1).values
+    expected = [([-1] * 4 + list(range(max(0, i - 2), i + 1)))[-4:] for i in range(9)]
+    assert kept.tolist() == [[expected, expected]]

@@ -500,7 +500,7 @@ class TopK(Normalizer):
     """Softmax over the k highest scores of the row, 0 elsewhere (Gupta et al. 2021, arXiv:2106.06899).
 
     The statistic holds the indices of the kept keys. A threshold would be wrong when a tile of another shape recomputes
-    a score with another last bit. A row with fewer than k allowed keys keeps them all.
+    a score with another last bit. A row with fewer than k allowed keys keeps them all, and -1 for each that is missing.
 
     >>> import torch, regard as rg
     >>> rg.normalizers.TopK(2).normalize_rows(torch.tensor([[[[1.0, 0.5, 3.0]]]]).log(), torch.arange(3))[0]
@@ -512,7 +512,8 @@ class TopK(Normalizer):
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         top = scores.topk(min(self.k, scores.shape[-1]), dim=-1)
-        return *log_sum_exp(top.values), columns[top.indices]
+        indices = columns[top.indices].masked_fill(top.values.isneginf(), -1)
+        return *log_sum_exp(top.values), indices
 
     def restated(self, scores: Tensor, row_statistic: RowStatistic, columns: Tensor) -> RowStatistic:
         """With the same keys as before: rounding must not exchange two of nearly equal scores."""
