@@ -215,12 +215,11 @@ class _TileReading:
         return [], grads
 
     def _columns(self, tile: Tensor, keys: Spans) -> Tensor:
-        """The columns `cols` of a tile whose columns are `keys`; a column that is none of these keys has no graph."""
+        """The columns `cols` of a tile whose columns are `keys`; 0 for a column that is none of these keys."""
         tile_keys = keys.tensor("cpu")
         place = torch.searchsorted(tile_keys, self.cols).clamp_max(len(tile_keys) - 1)
         is_known = to_device(tile_keys[place] == self.cols, tile.device)
-        columns = tile[..., to_device(place, tile.device)]
-        return columns.where(is_known, columns.detach())
+        return tile[..., to_device(place, tile.device)].where(is_known, 0.0)
 
     def whole(self, rows: Rows, grads: Sequence[Tensor | None]) -> Part:
         return [pair for part in self.parts(rows, grads) for pair in part]

@@ -73,7 +73,8 @@ def shortened(numbers: Sequence[int]) -> str:
 def at(mask: str, axis: str, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
     """What a tensor of a mask holds for the batch entries, queries or keys of a tile, by their numbers on axis `dim`.
 
-    `index_select` refuses negative numbers, which indexing would count from the end. It is slower for many short rows.
+    `index_select` refuses negative numbers, which indexing would count from the end. Axis 3 is indexed, because that is
+    faster for many short rows: it has keys, whose negative positions `check` refuses before a call.
     """
     try:
         return tensor[..., index] if dim == 3 else tensor.index_select(dim, index)
