@@ -97,6 +97,17 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr("regard.maps.attention_map.WORKSPACE", 4096)
 
 
+def pytest_collectstart():
+    """A file draws the same pieces in every process: torch begins each with another seed."""
+    torch.manual_seed(0)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup():
+    """So do fixtures of a file, whichever test asks first."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)

@@ -209,7 +209,9 @@ def placings(draw, I, J):
 SCORES = {
     "dot": lambda H, D: rg.Dot(),
     "unscaled": lambda H, D: rg.Dot(scale=1.0),
+    "scaled": lambda H, D: rg.Dot(scale=torch.rand(H, 1, 1, dtype=torch.float64) + 0.1),
     "cosine": lambda H, D: rg.scores.Cosine(3.0),
+    "scaled_cosine": lambda H, D: rg.scores.Cosine(torch.tensor(3.0, dtype=torch.float64)),
     "bilinear": lambda H, D: rg.scores.Bilinear(D, D, num_heads=H),
     "additive": lambda H, D: rg.scores.Additive(D, D, 3, bias=True),
     "concat": lambda H, D: rg.scores.Concat(D, D, 3, bias=True),

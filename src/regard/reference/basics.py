@@ -34,3 +34,9 @@ def undefined(slot: str, piece: object) -> RegardError:
 def array(x: Any) -> Array:
     """Any tensor or sequence as float64."""
     return np.asarray(x.detach().cpu().double() if isinstance(x, torch.Tensor) else x, dtype=np.float64)
+
+
+def of_head(numbers: Any, h: int) -> Array:
+    """The number, or the channels, of head `h`: of one for all heads, or of a tensor that holds those of each head."""
+    numbers = array(numbers)
+    return numbers if numbers.ndim == 0 else np.atleast_1d(numbers[h % len(numbers)])

@@ -9,7 +9,7 @@ import numpy as np
 
 from regard.pieces import bias, convolution, distance_bias, forgetting
 from regard.pieces.piece import by_class
-from regard.reference.basics import Array, Place, array, undefined
+from regard.reference.basics import Array, Place, array, of_head, undefined
 
 
 @by_class("prepare", "transform", "term")
@@ -20,7 +20,8 @@ def shift(piece: object, s: Array, q: Array, k: Array, place: Place) -> Array:
 
 @shift.register
 def _(piece: bias.Softcap, s: Array, q: Array, k: Array, place: Place) -> Array:
-    return piece.cap * np.tanh(s / piece.cap)
+    cap = of_head(piece.cap, place.h)
+    return cap * np.tanh(s / cap)
 
 
 @shift.register

@@ -6,7 +6,7 @@ import numpy as np
 
 from regard.pieces import normalizer
 from regard.pieces.piece import by_class
-from regard.reference.basics import Array, undefined
+from regard.reference.basics import Array, of_head, undefined
 
 
 @by_class(*normalizer.RULES, *normalizer.SHORTCUTS)
@@ -15,7 +15,7 @@ def normalize(piece: object, s: Array, allowed: Array, h: int) -> Array:
     raise undefined("normalize", piece)
 
 
-def _softmax(s: Array, allowed: Array, sink: float | None) -> Array:
+def _softmax(s: Array, allowed: Array, sink: float | Array | None) -> Array:
     """exp(s) of allowed pairs, divided by their sum and exp(sink); an empty row is 0."""
     s = np.where(allowed, s, -np.inf)
     greatest = np.maximum(s.max(1, keepdims=True), -np.inf if sink is None else sink)
@@ -27,12 +27,12 @@ def _softmax(s: Array, allowed: Array, sink: float | None) -> Array:
 
 @normalize.register
 def _(piece: normalizer.Softmax, s: Array, allowed: Array, h: int) -> Array:
-    return _softmax(s / piece.temperature, allowed, piece.sink)
+    return _softmax(s / of_head(piece.temperature, h), allowed, piece.sink)
 
 
 @normalize.register
 def _(piece: normalizer.LearnedSink, s: Array, allowed: Array, h: int) -> Array:
-    return _softmax(s, allowed, float(piece.sink[h].detach()))
+    return _softmax(s, allowed, of_head(piece.sink, h))
 
 
 def _by_bisection(s: Array, allowed: Array, power: float) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from regard.pieces import feature_maps, score
 from regard.pieces.piece import by_class
-from regard.reference.basics import Array, array, undefined
+from regard.reference.basics import Array, array, of_head, undefined
 
 
 @by_class("prepare", "tile", "scale")
@@ -19,13 +19,13 @@ def compare(piece: object, q: Array, k: Array, h: int) -> Array:
 
 @compare.register
 def _(piece: score.Dot, q: Array, k: Array, h: int) -> Array:
-    return q @ k.T * (1 / math.sqrt(q.shape[1]) if piece.factor is None else piece.factor)
+    return q @ k.T * (1 / math.sqrt(q.shape[1]) if piece.factor is None else of_head(piece.factor, h))
 
 
 @compare.register
 def _(piece: score.Cosine, q: Array, k: Array, h: int) -> Array:
     norms = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1)[None, :]
-    return piece.factor * (q @ k.T) / np.maximum(norms, 1e-300)
+    return of_head(piece.factor, h) * (q @ k.T) / np.maximum(norms, 1e-300)
 
 
 @compare.register

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from regard.pieces import transition
 from regard.pieces.piece import by_class
-from regard.reference.basics import Array, array, undefined
+from regard.reference.basics import Array, array, of_head, undefined
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,9 @@ def _decays(log_decay: Array, k: Array) -> Array:
     return np.exp(log_decay)[:, :, None] * np.eye(k.shape[1])
 
 
-def _of_head(numbers: Any, h: int) -> Array:
-    """The number, or the channels, of a head."""
-    numbers = array(numbers)
-    return numbers if numbers.ndim == 0 else np.atleast_1d(numbers[h % len(numbers)])
-
-
 @transit.register
 def _(piece: transition.Decay, q: Array, k: Array, h: int, log_decay: Array | None = None) -> Written:
-    constant = _of_head(piece.log_decay, h) if log_decay is None else log_decay[:, None]
+    constant = of_head(piece.log_decay, h) if log_decay is None else log_decay[:, None]
     return Written(_decays(np.broadcast_to(constant, (len(k), 1)), k), k)
 
 
@@ -60,8 +53,8 @@ def _(piece: transition.ChannelDecay, q: Array, k: Array, h: int, log_decay: Arr
 
 @transit.register
 def _(piece: transition.StateSpace, q: Array, k: Array, h: int, step: Array) -> Written:
-    own = None if piece.skip is None else np.full(len(q), float(_of_head(piece.skip, h)[0]))
-    return Written(_decays(step[:, None] * _of_head(piece.rate, h), k), k * step[:, None], own)
+    own = None if piece.skip is None else np.full(len(q), float(of_head(piece.skip, h)[0]))
+    return Written(_decays(step[:, None] * of_head(piece.rate, h), k), k * step[:, None], own)
 
 
 def _erasing(u: Array, w: Array) -> Array:
