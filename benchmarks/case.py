@@ -59,7 +59,7 @@ class BenchSettings:
         """A goal for the vector width of the compiled kernels that run on this device; none for other widths."""
         library = load() if self.device == "cpu" else None
         limits = {"avx512": avx512, "avx2": avx2}
-        return (Aim(kind, limits[library.level_name]),) if library and library.level_name in limits else ()
+        return (Aim(kind, limits[library.vectors]),) if library and library.vectors in limits else ()
 
 
 def random_inputs(shapes: tuple[tuple[int, ...], ...], device: str, dtype: torch.dtype) -> tuple[Tensor, ...]:

@@ -82,7 +82,7 @@ def _with_limit(machine: Machine, rounds: int) -> Machine:
     operations = limit(rounds) * machine.threads
     with ThreadPoolExecutor(machine.threads) as pool:  # ctypes releases the interpreter lock
         (seconds,) = in_turn(lambda: list(pool.map(limit, [rounds] * machine.threads)), rounds=5, clock=machine.clock)
-    return replace(machine, kernel=library.level_name, multiply_adds=operations / seconds)
+    return replace(machine, kernel=library.vectors, multiply_adds=operations / seconds)
 
 
 def waited(run: Callable[[], object], device: str) -> Callable[[], object]:

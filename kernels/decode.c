@@ -8,6 +8,7 @@
 
    Memory limits the speed. So all rows take CHUNK keys before the next ones are read, and while KEYS keys are read,
    their values are fetched into the L2 cache; while these are read, the next keys are. */
+#include "matrix.h"
 #include "rows.h"
 
 /* Keys that are read together, and stay in the L1 cache for all rows: a multiple of LANES that divides KEYS. */
@@ -56,65 +57,23 @@ EXPORT int64_t NAMED(decode_partials)(const Call *call) {
 /* Numbers of `counters`: one of units, and one a key head. */
 EXPORT int64_t NAMED(decode_counters)(const Call *call) { return 1 + num_heads(call); }
 
-/* Vectors as rows, `step` elements apart. */
-typedef struct {
-    const void *data;
-    int64_t step, dtype;
-} Matrix;
-
-INLINE int64_t bytes_of(int64_t dtype) { return dtype == FLOAT32 ? 4 : 2; }
-
-/* `count` vectors from token `first` on. It is the tensor itself if channels are contiguous and fill whole registers,
-   else a copy. */
-INLINE Matrix matrix_of(const Tensor *t, int64_t entry, int64_t head, int64_t first, int64_t count, int64_t channels,
-                        int64_t width, float *copy) {
-    if (t->strides[3] == 1 && channels == width) {
-        const int64_t bytes = bytes_of(t->dtype);
-        return (Matrix){(const char *)t->data + place(t, entry, head, first) * bytes, t->strides[2], t->dtype};
-    }
-    pack_rows(t, entry, head, first, count, first + count, channels, width, copy);
-    return (Matrix){copy, width, FLOAT32};
-}
-
-/* Vectors that are read later: the address of the first, and bytes from one to the next. */
-typedef struct {
-    uint64_t address;
-    int64_t step;
-} Later;
-
-INLINE Later later(const Tensor *t, int64_t entry, int64_t head, int64_t first) {
-    const int64_t bytes = bytes_of(t->dtype);
-    return (Later){(uint64_t)t->data + (uint64_t)(place(t, entry, head, first) * bytes), t->strides[2] * bytes};
-}
-
-/* Fetches the line of byte `offset` of a later vector into the L2 cache. It is not read, so there may be none. */
-INLINE void fetch(Later vectors, int64_t number, int64_t offset) {
-    __builtin_prefetch((const void *)(vectors.address + (uint64_t)(number * vectors.step + offset)), 0, 2);
-}
-
-/* LANES numbers from index `n` on. */
-INLINE Vector load_as(const int64_t dtype, const void *data, int64_t n) {
-    if (dtype == FLOAT32) return load((const float *)data + n);
-    const Halves halves = *(const Halves *)((const uint16_t *)data + n);
-    return dtype == BFLOAT16 ? from_bfloat16s(halves) : from_float16s(halves);
-}
-
 /* Products of N rows with `count` keys: products[r KEYS + k]. LANES products at a time have a vector of sums each.
    Meanwhile the `next` vectors with the same numbers are fetched. */
 INLINE void products_of(const int N, const int64_t dtype, const float *rows, int64_t width, Matrix keys, Later next,
                         int64_t count, float *products) {
-    const int K = LANES / N;
+    const int K = LANES / N, wide = dtype == PAIRS ? 2 * LANES : LANES;
     for (int64_t first = 0; first < count; first += K) {
         Vector sums[LANES] = {{0}};
-        for (int64_t c = 0; c < width; c += LANES) {
+        for (int64_t c = 0; c < width; c += wide) {
             Vector vectors[LANES];
             UNROLL for (int k = 0; k < K; k++) {
                 vectors[k] = load_as(dtype, keys.data, min(first + k, count - 1) * keys.step + c);
-                fetch(next, first + k, c * bytes_of(dtype));
+                UNROLL for (int n = 0; n < wide; n += LANES) fetch(next, first + k, (c + n) * bytes_of(dtype));
             }
             UNROLL for (int r = 0; r < N; r++) {
-                const Vector row = load(rows + r * width + c);
-                UNROLL for (int k = 0; k < K; k++) sums[r * K + k] += row * vectors[k];
+                const Vector row = load(rows + r * width + c * LANES / wide);
+                UNROLL for (int k = 0; k < K; k++)
+                    sums[r * K + k] = plus_products(dtype, sums[r * K + k], row, vectors[k]);
             }
         }
         const Vector sum = sums_of(sums);
@@ -190,7 +149,8 @@ static void score_keys(const Call *call, const Workspace *w, int64_t entry, int6
         const Later next = later(&call->value, entry, head, start);
         float *scores = w->scores + start - first;
         if (keys.dtype == FLOAT32) all_products(FLOAT32, w, keys, next, count, scores);
-        if (keys.dtype == BFLOAT16) all_products(BFLOAT16, w, keys, next, count, scores);
+        if (in_pairs(call)) all_products(PAIRS, w, keys, next, count, scores);
+        else if (keys.dtype == BFLOAT16) all_products(BFLOAT16, w, keys, next, count, scores);
         if (keys.dtype == FLOAT16) all_products(FLOAT16, w, keys, next, count, scores);
     }
 }
@@ -234,6 +194,7 @@ static void run_part(const Call *call, const Tile *tile, const Workspace *w, int
     for (int64_t n = 0; n < shared; n++)
         pack_rows(&call->query, entry, head * shared + n, tile->first_query, num_queries, tile->stop_query, call->D,
                   w->query_width, w->queries + n * num_queries * w->query_width);
+    if (in_pairs(call)) narrow(w->queries, w->num_rows, w->query_width);
     for (int64_t r = 0; r < w->num_rows; r++) {
         float *row = partial + r * partial_row(w);
         for (int64_t e = 0; e < w->value_width; e++) row[e] = 0;

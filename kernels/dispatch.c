@@ -1,7 +1,7 @@
 /* Which variant of the kernels this processor can run, and the version of their interface.
 
-   A variant for x86-64 is compiled for a level of the x86-64 psABI (v1, v3 or v4), and the compiler may use every
-   instruction of that level. So every feature of the level is tested, not only the vectors. The operating system has
+   A variant for x86-64 is compiled for a level of the x86-64 psABI (v1, v3 or v4), or for v4 and one feature more, and
+   the compiler may use every instruction of that level. So every feature of the level is tested, not only the vectors. The operating system has
    to save the registers of the vectors too; XCR0 tells which ones it saves.
 
    Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (CPUID) and volume 1, section 13.3;
@@ -40,6 +40,8 @@ static int has(unsigned value, unsigned bits) { return (value & bits) == bits; }
 #define LEAF_7_AVX2 (BIT(3) | BIT(5) | BIT(8))
 /* Leaf 7, ebx: AVX-512 F, DQ, CD, BW, VL. */
 #define LEAF_7_AVX512 (BIT(16) | BIT(17) | BIT(28) | BIT(30) | BIT(31))
+/* Leaf 7, second part, eax: AVX-512 BF16. */
+#define LEAF_7_BFLOAT16 BIT(5)
 /* Leaf 0x80000001, ecx: LAHF, LZCNT. */
 #define EXTENDED_1 (BIT(0) | BIT(5))
 /* XCR0: XMM, YMM. */
@@ -47,13 +49,14 @@ static int has(unsigned value, unsigned bits) { return (value & bits) == bits; }
 /* XCR0: mask registers, upper halves of ZMM0 to 15, ZMM16 to 31. */
 #define SAVED_AVX512 (BIT(5) | BIT(6) | BIT(7))
 
-/* 0: any x86-64 processor. 1: AVX2 and FMA (x86-64-v3). 2: AVX-512 F, VL, DQ, BW (x86-64-v4). */
+/* 0: any x86-64 processor. 1: AVX2 and FMA (x86-64-v3). 2: AVX-512 F, VL, DQ, BW (x86-64-v4). 3: AVX-512 BF16 too. */
 EXPORT int regard_level(void) {
     if (cpuid(0, 0).eax < 7 || cpuid(0x80000000u, 0).eax < 0x80000001u) return 0;
     if (!has(cpuid(1, 0).ecx, LEAF_1) || !has(cpuid(0x80000001u, 0).ecx, EXTENDED_1)) return 0;
     const unsigned saved = saved_registers(), features = cpuid(7, 0).ebx;
     if (!has(saved, SAVED_AVX) || !has(features, LEAF_7_AVX2)) return 0;
-    return has(saved, SAVED_AVX512) && has(features, LEAF_7_AVX512) ? 2 : 1;
+    if (!has(saved, SAVED_AVX512) || !has(features, LEAF_7_AVX512)) return 1;
+    return cpuid(7, 0).eax >= 1 && has(cpuid(7, 1).eax, LEAF_7_BFLOAT16) ? 3 : 2;
 }
 
 #else

@@ -27,9 +27,17 @@ COMPILED_ONCE = ("dispatch.c", "memory.c", "team.c")
 #: Runs the kernels in a process of its own, for tests; it is no part of the library.
 HARNESS = "harness.c"
 #: A level of x86-64 as zig spells it. dispatch.c tests every feature of these levels.
-X86_VARIANTS = {"baseline": "x86_64", "avx2": "x86_64_v3", "avx512": "x86_64_v4"}
+X86_VARIANTS = {
+    "baseline": "x86_64",
+    "avx2": "x86_64_v3",
+    "avx512": "x86_64_v4",
+    "avx512bf16": "x86_64_v4+avx512bf16",
+}
+#: The sources of a variant that has some functions of its own; the others are those of the variant before it.
+OWN_SOURCES = {"avx512bf16": ("decode.c",)}
 #: The whole registers: by default clang uses the lower half of them.
-VARIANT_FLAGS = {"avx512": ("-mprefer-vector-width=512",)}
+WIDE = ("-mprefer-vector-width=512",)
+VARIANT_FLAGS = {"avx512": WIDE, "avx512bf16": WIDE}
 FLAGS = (
     *("-std=c11", "-O3", "-Wall", "-Wextra"),
     # No -ffast-math: NaN and infinities keep their meaning. A product and a sum may become one instruction.
@@ -135,8 +143,12 @@ def build(name: str, folder: Path) -> Path:
 def _compilations(target: Target) -> list[tuple[Path, str]]:
     """Each source with each variant that it is compiled for."""
     sources = sorted(source for source in SOURCES.glob("*.c") if source.name != HARNESS)
-    once = [(source, "baseline") for source in sources if source.name in COMPILED_ONCE]
-    return once + [(s, variant) for s in sources if s.name not in COMPILED_ONCE for variant in target.variants]
+    return [
+        (source, variant)
+        for source in sources
+        for variant in (["baseline"] if source.name in COMPILED_ONCE else target.variants)
+        if source.name in OWN_SOURCES.get(variant, (source.name,))
+    ]
 
 
 def _replaced(library: Path, linked: Path) -> Path:

@@ -15,22 +15,14 @@ from hypothesis import strategies as st
 
 import regard as rg
 from drawn import examples
+from kernels import VARIANTS, needs_kernel
 from regard.engine.kernel import attention, library, running
 
-
-def _levels():
-    with mock.patch.dict(os.environ):
-        os.environ.pop(library.SETTING, None)
-        found = library.load()
-        return () if found is None else library.LEVELS[: found.level + 1]
-
-
-LEVELS = _levels()
-pytestmark = pytest.mark.skipif(not LEVELS, reason="the library of the kernels was not built, or has another version")
+pytestmark = needs_kernel
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(params=LEVELS)
+@pytest.fixture(params=VARIANTS)
 def level(request, monkeypatch):
     monkeypatch.setenv(library.SETTING, request.param)
 
@@ -202,7 +194,7 @@ def test_drawn_sizes(data):
 
     B, G, R, E, D, J = size(2), size(2), size(5), size(70), size(70), size(1300)
     queries = size(3)
-    dtype, name = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(LEVELS))
+    dtype, name = data.draw(st.sampled_from(DTYPES)), data.draw(st.sampled_from(VARIANTS))
     mask = data.draw(st.sampled_from([None, rg.causal(), rg.window(33), rg.causal() & rg.window(300)]))
     with mock.patch.dict(os.environ, {library.SETTING: name}):
         compare(rg.Attention(mask=mask), drawn_tensors(B, R * G, G, queries, J, D, E, dtype))

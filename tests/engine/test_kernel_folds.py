@@ -52,7 +52,7 @@ def states_of(seen):
 
 
 @settings(max_examples=60)
-@given(problem=problems(), level=st.sampled_from(library.LEVELS), learns=st.booleans())
+@given(problem=problems(), level=st.sampled_from(library.VECTORS), learns=st.booleans())
 def test_drawn_problems(problem, level, learns):
     problem, tensors = problem
     attention, leaves = in_dtype(problem, tensors)
@@ -77,7 +77,7 @@ def exact_statistics(weights, distance):
 
 
 @settings(max_examples=60)
-@given(problem=problems(), level=st.sampled_from(library.LEVELS), seed=st.integers(0, 2**31))
+@given(problem=problems(), level=st.sampled_from(library.VECTORS), seed=st.integers(0, 2**31))
 def test_drawn_gradients(problem, level, seed):
     problem, tensors = problem
     attention, inputs = in_dtype(problem, tensors)

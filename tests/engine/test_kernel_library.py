@@ -66,7 +66,7 @@ def test_the_level_is_the_one_that_the_system_reports():
     if {"avx2", "fma", "bmi2", "f16c", "abm", "movbe", "popcnt", "cx16", "lahf_lm"} <= flags:
         level = 1
         if {"avx512f", "avx512dq", "avx512cd", "avx512bw", "avx512vl"} <= flags:
-            level = 2
+            level = 3 if "avx512_bf16" in flags else 2
     assert library.load().level == level
 
 
@@ -102,7 +102,7 @@ def test_the_setting_lowers_the_level(monkeypatch):
 @built
 def test_functions_of_the_level_are_found_and_others_are_not():
     found = library.load()
-    with pytest.raises(AttributeError, match=f"regard_dance_{found.level_name}"):
+    with pytest.raises(AttributeError, match=f"regard_dance_{found.vectors}"):
         found.function("dance")
 
 
@@ -110,6 +110,13 @@ def test_a_function_has_the_suffix_of_its_level(monkeypatch):
     for level, name in enumerate(library.LEVELS):
         functions = SimpleNamespace(**{f"regard_forward_{name}": name})
         assert library.Library(functions, level).function("forward") == name
+
+
+def test_a_level_without_a_function_of_its_own_has_that_of_its_vectors():
+    functions = SimpleNamespace(regard_forward_avx512="forward", regard_decode_avx512="wide", regard_decode_avx512bf16="own")
+    found = library.Library(functions, 3)
+    assert [found.function(name) for name in ("forward", "decode")] == ["forward", "own"]
+    assert found.has("forward") and not found.has("dance")
 
 
 def test_a_level_that_the_processor_lacks_is_refused(monkeypatch):
@@ -187,7 +194,13 @@ def test_every_variant_has_the_same_functions_and_nothing_else_is_visible():
     assert names >= once and all(name.startswith("regard_") for name in names)
     functions = {name.rpartition("_")[::2] for name in names - once}
     variants = build_kernels.TARGETS[build_kernels.this_machine()].variants
-    assert functions == {(name, variant) for name, _ in functions for variant in variants}
+    own = {source.removesuffix(".c") for source in build_kernels.OWN_SOURCES["avx512bf16"]}
+    assert functions == {
+        (name, variant)
+        for name, _ in functions
+        for variant in variants
+        if variant in library.VECTORS or name.removeprefix("regard_").startswith(tuple(own))
+    }
 
 
 def test_only_the_folder_of_the_package_is_searched(monkeypatch):

@@ -421,7 +421,7 @@ LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
 
 
 @built
-@pytest.mark.parametrize("level", library.LEVELS)
+@pytest.mark.parametrize("level", library.VECTORS)
 def test_the_limit_is_that_of_the_vector_width_that_runs(level, monkeypatch):
     if library.LEVELS.index(level) > library.load().level:
         pytest.skip(f"this processor has no {level}")

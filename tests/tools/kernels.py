@@ -30,13 +30,15 @@ def _levels():
         return () if found is None else library.LEVELS[: found.level + 1], library.reason()
 
 
-LEVELS, REASON = _levels()
+VARIANTS, REASON = _levels()
+#: Those that have every function.
+LEVELS = tuple(name for name in VARIANTS if name in library.VECTORS)
 needs_kernel = pytest.mark.skipif(not LEVELS, reason=REASON)
 every_level = pytest.mark.parametrize(
     "level",
     [
         pytest.param(name, marks=pytest.mark.skipif(name not in LEVELS, reason=REASON or f"this machine has no {name}"))
-        for name in library.LEVELS
+        for name in library.VECTORS
     ],
 )
 

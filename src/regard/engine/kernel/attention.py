@@ -30,7 +30,7 @@ from regard.engine.transforms import gradients_once
 from regard.pieces.dropout import dropped_words
 from regard.pieces.normalizer import any_coarse
 
-#: Lanes of a vector at each level of the library.
+#: Lanes of the vectors of a level of the library.
 LANES = {"baseline": 4, "avx2": 8, "avx512": 16}
 #: Most rows of a key head (its query heads times the queries) for which keys and values are not packed.
 FEW_ROWS = 48
@@ -109,7 +109,7 @@ class CallSettings:
 
     def __post_init__(self) -> None:
         self.tables = self.layout.tables()
-        self.lanes = LANES[self.library.level_name]
+        self.lanes = LANES[self.library.vectors]
         self._templates: dict[tuple[int, ...], KernelCall] = {}
         self._forwards: dict[tuple[int, ...], ForwardTemplate] = {}
 

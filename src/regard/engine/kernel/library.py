@@ -16,8 +16,11 @@ from typing import Any
 from regard.base.errors import RegardError, nearest
 from regard.engine.kernel.layouts import INTERFACE_VERSION as VERSION
 
-#: Variants of the kernels; the place in the list is the level that `regard_level` of kernels/dispatch.c returns.
-LEVELS = ("baseline", "avx2", "avx512")
+#: Variants of the kernels that have every function; each has other vectors.
+VECTORS = ("baseline", "avx2", "avx512")
+#: All variants; the place in the list is the level that `regard_level` of kernels/dispatch.c returns. The last one has
+#: some functions of its own (OWN_SOURCES of scripts/build_kernels.py), and the others of the level before it.
+LEVELS = (*VECTORS, "avx512bf16")
 #: Lowest level that is chosen: without AVX2 torch's kernel is faster.
 LOWEST_LEVEL = 1
 #: The environment variable that lowers the level, or turns the kernels off.
@@ -29,14 +32,16 @@ REMEDY = "Run `make kernels` in a copy of the repository, or install Regard agai
 class Library:
     """The loaded library, and the variant of its functions that runs.
 
-    `level` is 0 for the baseline of the processor's family (SSE2 on x86-64, NEON on AArch64), 1 for AVX2 with FMA, and
-    2 for AVX-512. `level_name` is its name in the environment variable REGARD_KERNEL.
+    `level` is 0 for the baseline of the processor's family (SSE2 on x86-64, NEON on AArch64), 1 for AVX2 with FMA, 2
+    for AVX-512, and 3 for AVX-512 with products of bfloat16. `level_name` is its name in the environment variable
+    REGARD_KERNEL, `vectors` the one of VECTORS whose vectors it has.
     """
 
     def __init__(self, functions: ctypes.CDLL, level: int) -> None:
         self._functions = functions
         self.level = level
         self.level_name = LEVELS[level]
+        self.vectors = VECTORS[min(level, len(VECTORS) - 1)]
 
     def __repr__(self) -> str:
         return f"Library(level_name={self.level_name!r})"
@@ -48,11 +53,12 @@ class Library:
 
     def function(self, name: str) -> Any:
         """The function `regard_NAME_VARIANT` of the library; the caller declares its arguments."""
-        return getattr(self._functions, f"regard_{name}_{self.level_name}")
+        own = getattr(self._functions, f"regard_{name}_{self.level_name}", None)
+        return own or getattr(self._functions, f"regard_{name}_{self.vectors}")
 
     def has(self, name: str) -> bool:
         """Whether the library has this function; a library that was built before has not all of them."""
-        return hasattr(self._functions, f"regard_{name}_{self.level_name}")
+        return hasattr(self._functions, f"regard_{name}_{self.vectors}")
 
 
 def load() -> Library | None:
