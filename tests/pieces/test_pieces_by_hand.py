@@ -130,3 +130,31 @@ def test_a_term_by_hand_is_what_the_call_adds_to_its_scores(bias):
     with_bias, without = (one(q, q, q).weights.dense() for one in (rg.Attention(bias=bias), rg.Attention()))
     term = bias.term(GRID, *bias.prepare(q, q, POSITIONS))
     torch.testing.assert_close((without.log() + term).softmax(-1), with_bias)
+
+
+COMPOSITES = [
+    rg.composites.Nystrom(2),
+    rg.composites.ThroughLatents(2, 8, 4),
+    rg.composites.SegmentMemory(2),
+    rg.composites.Sum([rg.Attention(), rg.Attention()], [0.5, 0.5]),
+    rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(2)),
+]
+
+
+@pytest.mark.parametrize("composite", COMPOSITES, ids=lambda composite: type(composite).__name__)
+def test_a_composite_refuses_a_mask_that_its_parts_would_ignore(composite):
+    with pytest.raises(rg.RegardError, match=rf"{type(composite).__name__}\.mask = causal\(\): .* Give each part"):
+        composite.mask = rg.causal()
+
+
+def test_a_composite_of_ones_own_may_have_a_mask():
+    class Masked(rg.composites.Composite):
+        mask = None
+
+        def prepare(self, call):
+            part = call.part(rg.Attention(mask=self.mask))
+            return rg.composites.PreparedParts([part], lambda seen: (seen[0].output, seen[0].weights))
+
+    masked = Masked()
+    masked.mask = rg.causal()
+    assert torch.equal(masked(q, q, q).output, rg.Attention(mask=rg.causal())(q, q, q).output)
