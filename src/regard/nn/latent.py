@@ -169,8 +169,10 @@ class MultiHeadLatentAttention(Attends):
         return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)
 
     def _check(self, x: Tensor, past: LatentCache, form: str) -> None:
-        """Refuse inputs of another width, another cache, an unknown `form`, pieces that compare queries with keys in
-        another way, and a call inside `Ring.as_default`."""
+        """Refuse inputs of another width, another cache, an unknown `form`, and a call inside `Ring.as_default`.
+
+        Refused are also pieces that compare queries with keys in another way.
+        """
         embed_dim = self.latent.in_features
         if x.ndim != 3 or x.shape[-1] != embed_dim:
             raise RegardError(
