@@ -178,7 +178,8 @@ def test_groups_that_follow_each_other_in_all_entries_alike_are_documents():
 def test_groups_of_no_entry_or_no_token_are_a_mask_without_pairs(make, shape):
     """A mask answers as for a batch that has entries and tokens, for all pairs, of which there are none."""
     mask, (B, n) = make(torch.zeros(shape, dtype=torch.int64)), shape
-    assert mask.dense(n, batch_size=B).expand(B, 1, n, n).shape == (B, 1, n, n)
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, n, n), B, 1, n)
+    assert mask.allowed(grid).expand(B, 1, n, n).shape == (B, 1, n, n)
     assert mask.any_allowed(0, n) == mask.all_allowed(0, n) == Spans(())
     assert repr(mask) in (f"SameGroup(0 groups, batch {B})", "documents([])")
     q = torch.zeros(B, 2, n, 4)

@@ -20,6 +20,7 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 from regard.pieces.grid import Grid, along_diagonals
+from regard.pieces.mask_checks import at
 from regard.pieces.piece import Piece, computes_as, set_promises
 from regard.pieces.position import angles
 
@@ -136,7 +137,7 @@ class ALiBi(AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device), device="cpu")
-        slopes = to_device(slopes, grid.device)[grid.head]
+        slopes = at("ALiBi", "heads", to_device(slopes, grid.device), 0, grid.head)
         return by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
 
     def check(self, sizes: Sizes) -> None:
@@ -191,10 +192,12 @@ class T5Bias(nn.Module, AdditiveBias):
         self.table = nn.Parameter(torch.randn(num_buckets, num_heads))
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        table = at("T5Bias", "heads", self.table, 1, grid.head)
+
         def number(distance: Tensor) -> Tensor:
             """The learned numbers of distances (...) for the heads of the tile: (H, ...)."""
             bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-            return self.table[bucket][..., grid.head].movedim(-1, 0)
+            return table[bucket].movedim(-1, 0)
 
         return by_distance(grid, number)
 
@@ -440,8 +443,8 @@ class LearnedTable(nn.Module, AdditiveBias):
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        reach = self.reach
-        return by_distance(grid, lambda distance: self.table[grid.head][:, distance.clamp(-reach, reach) + reach])
+        reach, table = self.reach, at("LearnedTable", "heads", self.table, 0, grid.head)
+        return by_distance(grid, lambda distance: table[:, distance.clamp(-reach, reach) + reach])
 
     def check(self, sizes: Sizes) -> None:
         check_heads("LearnedTable", self.table.shape[0], sizes)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, has_numbers, known_none, without_zeros
+from regard.pieces.mask_checks import at
 from regard.pieces.piece import Piece, set_promises
 
 RowStatistic = tuple[Tensor, ...]
@@ -389,7 +390,7 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
     def of_heads(self, head: Tensor) -> LearnedSink:
         sinks = copy(self)
         vars(sinks)["_parameters"] = {}  # that of some heads is no parameter: its gradient goes to the parameter of all
-        sinks.sink = self.sink[head]
+        sinks.sink = at("LearnedSink", "heads", self.sink, 0, head)
         return sinks
 
     def check(self, sizes: Sizes) -> None:

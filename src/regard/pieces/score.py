@@ -21,6 +21,7 @@ from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, at_least_float32, grouped_scores
 from regard.pieces.contents import learned_parts
 from regard.pieces.grid import Grid
+from regard.pieces.mask_checks import at
 from regard.pieces.piece import Piece, computes_as
 
 
@@ -94,7 +95,7 @@ def _scale_of_heads(scale: float | Tensor | None, query: Tensor, grid: Grid) -> 
     """
     if not isinstance(scale, Tensor):
         return scale
-    return (scale[grid.head] if scale.ndim else scale).to(query.dtype)
+    return (at("score.scale", "heads", scale, 0, grid.head) if scale.ndim else scale).to(query.dtype)
 
 
 def with_factor(factor: float | Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
