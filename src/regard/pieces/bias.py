@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from regard.base.checks import Count, Size, checked
+from regard.base.checks import Count, Number, Positive, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
@@ -97,7 +97,7 @@ class Softcap(Bias):
     tensor([[[[-50., 0., 50.]]]])
     """
 
-    cap: float = 50.0
+    cap: Positive = 50.0
 
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         return (score / self.cap).tanh_() * self.cap
@@ -223,7 +223,7 @@ class ShawBias(nn.Module, AdditiveBias):
     True
     """
 
-    def __init__(self, head_dim: Size, reach: Count, scale: float | None = None) -> None:
+    def __init__(self, head_dim: Size, reach: Count, scale: Number | None = None) -> None:
         super().__init__()
         self.reach, self.scale = reach, head_dim**-0.5 if scale is None else scale
         self.keys = nn.Parameter(torch.randn(2 * reach + 1, head_dim) * head_dim**-0.5)
@@ -269,7 +269,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     torch.Size([1, 2, 5, 8])
     """
 
-    def __init__(self, num_heads: Size, head_dim: Size, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: Positive = 10_000.0) -> None:
         super().__init__()
         if head_dim % 2:
             raise RegardError(
