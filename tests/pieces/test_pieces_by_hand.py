@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as rg
+from regard.base.shapes import Sizes
 from regard.pieces.bias import by_distance
 
 q = torch.randn(2, 4, 6, 8)
@@ -13,6 +14,9 @@ POSITIONS = rg.types.Positions.aligned_to_end(6, 6)
 GRID = rg.types.Grid.whole(POSITIONS, 2, 4, 6)
 #: The same tile, whose distances are computed pair by pair, because its keys have a gap.
 GAPS = rg.types.Grid.whole(rg.types.Positions(0, rg.types.Spans(((0, 3), (5, 8)))), 2, 4, 6)
+UNPLACED = rg.types.Grid(*(torch.arange(n) for n in (2, 4, 6, 6)))
+SIZES = Sizes.of(q, q, q)
+narrow, cells = q[..., :4], rg.nn.Cells(4, 8, feed_size=3)
 LATENT = {"latent_dim": 4, "head_dim": 3, "rotary_dim": 2, "value_dim": 3}
 
 
@@ -106,8 +110,24 @@ WRONG = {
         "PreparedParts: the value of the first part is a function",
     ),
     "a map on a grid without positions": (
-        lambda: rg.maps.DenseMap(lambda: q, grid=rg.types.Grid(*(torch.arange(n) for n in (2, 4, 6, 8)))),
+        lambda: rg.maps.DenseMap(lambda: q, grid=UNPLACED),
         "DenseMap: the grid has no positions",
+    ),
+    "groups on a grid without positions": (
+        lambda: rg.composites.MeanGroups(2).visible(rg.padding([6, 6]), SIZES, UNPLACED),
+        r"MeanGroups\.visible: the grid has no positions",
+    ),
+    "keys of another width for TransformerXLBias": (
+        lambda: rg.Attention(rg.scores.Additive(8, 4, 3), bias=rg.biases.TransformerXLBias(4, 8))(q, narrow, q),
+        "TransformerXLBias: made for width 8, the keys have 4",
+    ),
+    "queries of another width for TransformerXLBias": (
+        lambda: rg.Attention(bias=rg.biases.TransformerXLBias(4, 4))(q, q, q),
+        "TransformerXLBias: made for width 4, the queries have 8",
+    ),
+    "all steps of cells with a second input": (
+        lambda: cells.whole(torch.randn(1, 5, 4), cells.first(torch.randn(1, 8))),
+        r"Cell\.whole: this cell has a second input of width 3, .* one step at a time",
     ),
     "another score for latents": (with_another_score, "the score of its attention must be LatentDot, .* got Dot"),
     "another cache for latents": (

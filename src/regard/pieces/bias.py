@@ -247,7 +247,7 @@ class ShawBias(nn.Module, AdditiveBias):
         return _skewed(clipped(rows, distances, self.reach), len(grid.key))
 
     def check(self, sizes: Sizes) -> None:
-        _check_width("ShawBias", self.keys.shape[1], sizes)
+        _check_width("ShawBias", self.keys.shape[1], sizes.D, "queries")
 
     def extra_repr(self) -> str:
         return f"{self.keys.shape[1]}, reach={self.reach}"
@@ -282,6 +282,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
         """(q + v) W / sqrt(D) of the queries, (B, H, I, D), and u.k / sqrt(D) of the keys, (B, H, J, 1)."""
+        _check_width("TransformerXLBias", self.head_dim, key.shape[3], "keys")
         query, scale = at_least_float32(query), self.head_dim**-0.5
         repeated = at_least_float32(key).repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         with without_autocast(query.device):
@@ -314,7 +315,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def check(self, sizes: Sizes) -> None:
         check_heads("TransformerXLBias", self.content.shape[0], sizes)
-        _check_width("TransformerXLBias", self.head_dim, sizes)
+        _check_width("TransformerXLBias", self.head_dim, sizes.D, "queries")
 
     def extra_repr(self) -> str:
         return f"{self.content.shape[0]}, {self.head_dim}"
@@ -459,6 +460,6 @@ def check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
         raise RegardError(f"{bias}: made for {num_heads} heads, the query has {sizes.H}. Create it for {sizes.H}.")
 
 
-def _check_width(bias: str, head_dim: int, sizes: Sizes) -> None:
-    if head_dim != sizes.D:
-        raise RegardError(f"{bias}: made for width {head_dim}, the queries have {sizes.D}. Create it for {sizes.D}.")
+def _check_width(bias: str, head_dim: int, width: int, name: str) -> None:
+    if head_dim != width:
+        raise RegardError(f"{bias}: made for width {head_dim}, the {name} have {width}. Create it for {width}.")
