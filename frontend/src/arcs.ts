@@ -64,10 +64,10 @@ function pathOf(
     return `M${point(upper.x, upper.top + upper.tall)} C${point(upper.x, middle)} ${point(lower.x, middle)} ${point(lower.x, lower.top)}`;
   }
   const room = Math.min(from.above, to.above);
+  const wanted = heightOf(Math.abs(to.x - from.x)) + lift;
+  // Between two lines the curve takes two thirds of the room, and does not touch the word above, which is not its end.
   const peak =
-    Math.min(from.top, to.top) -
-    Math.min(room < HIGHEST ? room / 0.8 : HIGHEST, heightOf(Math.abs(to.x - from.x))) -
-    lift;
+    Math.min(from.top, to.top) - (room < HIGHEST ? Math.min(0.87 * room, wanted) : wanted);
   return `M${point(from.x, from.top + 4)} C${point(from.x, peak)} ${point(to.x, peak)} ${point(to.x, to.top + 4)}`;
 }
 

@@ -154,14 +154,30 @@ export function knockOut(context: Context) {
     fill(effect, answer?.effect && effectPanel(answer.effect));
   }
 
+  // Why the key of this view does nothing here.
+  function missing(): string {
+    if (!model)
+      return "A knock-out asks the model, and this page has no model. To ask it, run regard view --model NAME.";
+    if (!canAsk)
+      return `${model.name} takes no knock-outs. The links of a text model can be knocked out.`;
+    if (!isPlain(context.text))
+      return "This text is an answer or a translation. Choose a text as it was given to knock out its links.";
+    return "All that is offered is knocked out. Choose another word or head, or put a part back.";
+  }
+
   return {
     element,
     effect,
     draw,
     named,
     key(key: string) {
-      if (key !== "k" || element.hidden || offers.hidden) return false;
-      offers.querySelector<HTMLButtonElement>("button:not(:disabled)")?.click();
+      if (key !== "k") return false;
+      const offer = offers.querySelector<HTMLButtonElement>("button:not(:disabled)");
+      if (offer && !offers.hidden) offer.click();
+      else {
+        element.hidden = false;
+        asked.tell(missing());
+      }
       return true;
     },
     close() {

@@ -158,7 +158,7 @@ class Attention(Mechanism):
         self.selection = selection
         if transition is not None:
             if normalizer is not None:
-                raise RegardError(f"Attention: {NO_NORMALIZER}, got {normalizer!r}.")
+                raise RegardError(f"Attention: {NO_NORMALIZER}, got {normalizer!r}. {NO_NORMALIZER_REMEDY}")
             self.mask = causal() if mask is None else mask
         self.family.check_pieces(self)
 
@@ -299,6 +299,7 @@ def snapshot_around(tensors: Sequence[Tensor], template: PieceTemplate) -> Atten
 P = TypeVar("P")
 #: Why an attention with a transition has no normalizer.
 NO_NORMALIZER = "with a transition the weights are not normalized, so there is no normalizer"
+NO_NORMALIZER_REMEDY = "Leave it out; after an assignment: attention.normalizer = regard.normalizers.Softmax()."
 EXAMPLES = {
     "score": "regard.Dot()",
     "position": "regard.RoPE(64)",
@@ -479,6 +480,8 @@ class Transported(Family):
             raise RegardError(
                 f"Attention: a transition needs a score that is a dot product, such as Dot(), got {attention.score!r}."
             )
+        if attention.normalizer != Softmax():  # the constructor has this one in the slot
+            raise RegardError(f"Attention: {NO_NORMALIZER}, got {attention.normalizer!r}. {NO_NORMALIZER_REMEDY}")
         if attention.bias or attention.dropout or attention.selection is not None:
             piece = attention.bias or attention.selection or f"dropout={attention.dropout}"
             raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from regard.base.checks import checked, fits, words
+from regard.base.checks import Count, Number, Positive, checked, fits, words
 from regard.base.errors import RegardError
 
 FITS = {
@@ -18,7 +19,19 @@ FITS = {
         [0, -3, np.int64(3), torch.tensor(1)],
         [True, 1.0, "1", None, torch.tensor(1.0), torch.ones(2).int(), int],
     ),
-    "a number": (float, [1, 0.5, np.float32(2), np.int8(1), torch.tensor(0.5)], [torch.ones(2), True, "1", None, 1j]),
+    "a number": (
+        float,
+        [1, 0.5, np.float32(2), np.int8(1), torch.tensor(0.5)],
+        [torch.ones(2), True, "1", None, 1j, 2**63, -(10**400)],
+    ),
+    "a finite number": (
+        Number,
+        [-1, 0.5, 3e38, torch.tensor(math.nan)],
+        [math.nan, -math.inf, 1e39, 10**20, True, "1"],
+    ),
+    "a finite number above 0": (Positive, [1, 0.5, torch.tensor(-1.0)], [0, -1.0, math.nan, math.inf, 2**63]),
+    "a list of finite numbers above 0": (Sequence[Positive], [[1, 0.5], []], [[1, 0.0], [math.nan], 1.0]),
+    "a list of integers of at least 0": (Sequence[Count], [[0, 1], []], [[-1], [0.5]]),
     "True or False": (bool, [True, False], [0, 1, "yes", None]),
     "a text": (str, ["", "a"], [b"a", 1, None]),
     "an integer or None": (int | None, [None, 2], ["", 2.5]),

@@ -209,7 +209,6 @@ def raw_errors(name, argument, mistakes):
 #: Junk that still ends in an error of Python or torch. This list may only become shorter.
 STILL_RAW = {
     ("figure", "source", "a dict"),
-    ("token_times", "seconds", "a large integer"),
 }
 #: Arguments that the user's own model or function gets, or that are one: it raises its own errors. A text is a file.
 OF_THE_MODEL = {("faithfulness", "inputs"), ("attribute", "inputs")}
@@ -231,7 +230,7 @@ MADE_BY_REGARD = set(NAMES.split())
 
 
 #: A right value of each type of an argument without a default.
-RIGHT = {"Size": 4, "Count": 4, "int": 1, "float": 0.5, "bool": True}
+RIGHT = {"Size": 4, "Count": 4, "int": 1, "float": 0.5, "Number": 0.5, "Positive": 0.5, "bool": True}
 
 
 def _parameters(name):

@@ -16,6 +16,8 @@ from regard.hf.recurrent.inline_layers import named_arguments
 
 N = 9
 MODELS = ("Qwen3_5Text", "KimiLinear", "Mamba2", "Mamba", "FalconH1", "Rwkv")
+#: torch loads rules of forward mode.
+forward_mode = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
 of_transformers = needs_transformers("5.23", "its recurrent layers are read")
 
 
@@ -152,6 +154,31 @@ def test_an_edited_run_has_the_gradients_of_the_layer(name):
         given = {"state" if name == "Rwkv" else "past_key_values" if "Qwen" in name else "cache_params": cache}
         with pytest.raises(rg.RegardError, match=r"continues a state.*Use torch.no_grad"):
             model(ids[:, 4:5], use_cache=True, **given)
+
+
+@of_transformers
+@forward_mode
+@pytest.mark.parametrize("name", ["Qwen3_5Text", "Mamba2", "Mamba", "Rwkv"])
+def test_an_edited_run_inside_torch_func_has_the_derivatives_of_autograd(name):
+    model = build(name)
+    path = first_recurrent(model, name)
+    x = model.get_input_embeddings()(tokens(N, 1)).detach()
+    along = torch.randn_like(x)
+
+    def number(x):
+        return model(inputs_embeds=x, use_cache=False).logits.sin().sum()
+
+    with rg.edit(model, links(path)):
+        (wanted,) = torch.autograd.grad(number(leaf := x.clone().requires_grad_()), leaf)
+        by_func = torch.func.grad(number)(x)
+    (unedited,) = torch.autograd.grad(number(leaf), leaf)
+    close = {"atol": 1e-4 * float(wanted.abs().max()), "rtol": 1e-3}
+    torch.testing.assert_close(by_func, wanted, **close)
+    assert not torch.allclose(unedited, wanted, **close)
+    if name != "Qwen3_5Text":  # torch has no forward derivative of its other layers
+        with rg.edit(model, links(path)):
+            slope = torch.func.jvp(number, (x,), (along,))[1]
+        torch.testing.assert_close(slope, (wanted * along).sum(), atol=1e-3 * float(wanted.abs().sum()), rtol=1e-3)
 
 
 @of_transformers
@@ -403,6 +430,19 @@ def test_gradients_of_an_edit_inside_a_module_are_refused(name):
         rg.edit(model, edit),
     ):
         model(tokens(N, 1), use_cache=False)
+
+
+@of_transformers
+@forward_mode
+def test_a_forward_derivative_of_an_edit_inside_a_module_is_refused():
+    """Its tensors require no gradient, and the edited rows would have a derivative of 0."""
+    model, edit = build("xLSTM").requires_grad_(False), rg.KnockOut(rg.Where(layers="*", keys=1))
+    x = model.get_input_embeddings()(tokens(N, 1))
+    with (
+        pytest.raises(rg.RegardError, match="inside its module, so an edited run has no gradients"),
+        rg.edit(model, edit),
+    ):
+        torch.func.jvp(lambda x: model(inputs_embeds=x, use_cache=False).logits, (x,), (x,))
 
 
 @of_transformers

@@ -75,6 +75,49 @@ def test_output_and_weights_are_those_of_deepseek(form, query_latent_dim):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        {"normalizer": rg.normalizers.TopK(2)},
+        {"normalizer": rg.normalizers.Softmax(temperature=0.25, sink=1.0)},
+        {"bias": rg.ALiBi(H)},
+        {"bias": (rg.biases.Softcap(0.5), rg.ALiBi(H)), "mask": rg.window(3)},
+    ],
+)
+def test_both_forms_have_every_piece_of_the_attention(pieces):
+    ours, x = layer(), torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    plain = ours(x).output
+    for slot, piece in pieces.items():
+        setattr(ours.attention, slot, piece)
+    absorbed, expanded = (ours(x, form=form) for form in ("absorbed", "expanded"))
+    torch.testing.assert_close(absorbed.weights.dense(), expanded.weights.dense())
+    torch.testing.assert_close(absorbed.output, expanded.output)
+    assert not torch.allclose(absorbed.output, plain)
+
+
+def test_dropout_acts_in_both_forms():
+    ours, x = layer(), torch.randn(1, 9, WIDTH, dtype=torch.float64)
+    ours.attention.dropout = 0.5
+    for form in ("absorbed", "expanded"):
+        assert not torch.equal(ours.train()(x, form=form).output, ours.eval()(x, form=form).output)
+
+
+@pytest.mark.parametrize(
+    ("slot", "piece"),
+    [
+        ("position", rg.RoPE(R + D)),
+        ("selection", rg.selections.BlockMeans(size=2, k=1)),
+        ("transition", rg.transitions.Decay(-0.1)),
+    ],
+)
+@pytest.mark.parametrize("form", ["absorbed", "expanded"])
+def test_pieces_that_read_the_keys_of_a_head_are_refused(slot, piece, form):
+    ours = layer()
+    setattr(ours.attention, slot, piece)
+    with pytest.raises(rg.RegardError, match=rf"{slot}=.* in one of its two forms only\. Set it to None"):
+        ours(torch.randn(1, 9, WIDTH, dtype=torch.float64), form=form)
+
+
 def test_decoding_is_that_of_deepseek_and_keeps_latents_only():
     ours, x = layer(interleaved=False), torch.randn(2, 9, WIDTH).double()
     run, theirs, cache = deepseek(ours, None), DynamicCache(), None

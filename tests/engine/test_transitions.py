@@ -207,6 +207,34 @@ def test_refusals_say_what_to_do():
         rg.Attention(transition=rg.transitions.ChannelDecay(bonus=torch.zeros(3, 5)))(q, k, v, **decays)
 
 
+@pytest.mark.parametrize("make_cache", [None, rg.GrowingCache, rg.caches.RecurrentCache])
+@pytest.mark.parametrize("normalizer", [rg.normalizers.TopK(2), rg.normalizers.Softmax(temperature=2.0)])
+def test_a_normalizer_that_is_assigned_later_is_refused_too(make_cache, normalizer):
+    """Also in a call that had a plan, or a step of decoding, before."""
+    attention, (q, k, v), tensors, _ = made("decay")
+
+    def run():
+        cache = None if make_cache is None else make_cache()
+        for token in (slice(0, 3), slice(3, 4), slice(4, 5)):
+            here = {name: x[:, :, token] for name, x in tensors.items()}
+            cache = attention(q[:, :, token], k[:, :, token], v[:, :, token], cache=cache, **here).cache
+
+    with torch.no_grad():
+        run()
+        attention.normalizer = normalizer
+        with pytest.raises(rg.RegardError, match=r"not normalized.* got .*attention\.normalizer = regard\.normalizers"):
+            run()
+        attention.normalizer = rg.normalizers.Softmax()
+        run()
+
+
+def test_a_transition_that_is_assigned_later_refuses_the_normalizer():
+    attention = rg.Attention(mask=rg.causal(), normalizer=rg.normalizers.TopK(2))
+    attention.transition = rg.transitions.Decay(-0.1)
+    with pytest.raises(rg.RegardError, match="not normalized"):
+        attention(*torch.randn(3, 1, 2, 4, 8))
+
+
 def test_the_error_of_second_derivatives_names_no_engine_that_cannot_run_a_transition():
     attention, (q, k, v), tensors, _ = made("decay")
     q.requires_grad_()

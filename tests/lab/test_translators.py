@@ -311,3 +311,24 @@ def test_names_and_numbers_are_checked(name, options, message):
 def test_batches_are_checked(source, target, message):
     with pytest.raises(rg.RegardError, match=message):
         made("luong_dot", {})(source, target)
+
+
+def test_the_memory_of_another_model_is_refused():
+    """A decoder says what it needs and the memory lacks."""
+    models = {name: made(name, {}) for name in SYSTEMS}
+    source, target = torch.tensor([[5, 4, 3]]), torch.tensor([[2, 6]])
+    for name, model in models.items():
+        for of, encoder in models.items():
+            memory = encoder.encode(source)
+            starts = name == "transformer" or of != "transformer"
+            if not starts:
+                with pytest.raises(rg.RegardError, match=r"last state of its encoder, .* model\.encode\(source\)"):
+                    model.start(memory)
+            elif of == "none" != name:
+                with pytest.raises(
+                    rg.RegardError, match=r"keys for attention of its encoder|layer has cross-attention"
+                ):
+                    model.step(memory, model.start(memory), target[:, 0])
+            if not starts or of == "none" != name:
+                with pytest.raises(rg.RegardError, match=r"of its encoder|layer has cross-attention"):
+                    model.decode(memory, target)

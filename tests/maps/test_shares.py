@@ -10,7 +10,10 @@ from regard.catalog import mechanisms
 from regard.edits.layer_edits import EditedMap, LayerEdit, LayerEdits, Pairs
 from regard.maps.changed_map import HeadMean
 from regard.maps.joined import joined
+from regard.maps.reductions import Pyramid
 from regard.maps.stored import load_map, save_map
+
+NEGATIVE = rg.edits.ScaleWeights(rg.Where(keys=slice(0, 3)), -1.0)
 
 
 def seen(**pieces):
@@ -193,3 +196,22 @@ def test_a_map_is_signed_if_any_of_its_parts_is():
             groups.of_keys.abs_()
             groups.of_values.abs_().mul_(sign)
         assert rg.composites.Grouped(rg.Attention(), groups)(x, x, x).weights.is_signed is (sign < 0)
+
+
+@pytest.mark.parametrize("make", [lambda: rg.maps.SumMap([seen(), seen()], [1.0, -1.0]), lambda: edited(NEGATIVE)])
+def test_cells_of_a_signed_map_are_refused_and_those_of_its_shares_are_exact(make):
+    """The maxima of `Pyramid` begin at 0, so a cell of negative weights would have a wrong one without a word."""
+    weights = make()
+    assert weights.is_signed and bool((weights.dense() < 0).any())
+    with pytest.raises(rg.RegardError, match=r"Pyramid needs weights that are not negative.*weights\.shares\(\)"):
+        weights.summarize(Pyramid(1))
+    shares = weights.shares()
+    (mean, greatest) = shares.summarize(Pyramid(1))[0]
+    cells = shares.dense().unflatten(-1, (3, 2)).unflatten(-3, (3, 2))
+    torch.testing.assert_close(greatest, cells.amax((-3, -1)))
+    torch.testing.assert_close(mean, cells.sum(-1).mean(-2))
+
+
+def test_cells_of_weights_of_any_sum_are_computed():
+    (_, greatest) = (weights := seen(normalizer=rg.normalizers.Sigmoid())).summarize(Pyramid(3))[0]
+    torch.testing.assert_close(greatest.flatten(2)[..., 0], weights.dense().amax((-2, -1)))

@@ -159,6 +159,7 @@ def test_the_spans_of_groups_without_gaps_are_exact(batch):
             assert mask.any_allowed(start, stop) == Spans.where(rows.any(0)).hull()
         assert mask.all_allowed(-1, 1) == mask.all_allowed(length - 1, length + 1) == Spans(())
         assert mask.any_allowed(-1, 1) == mask.any_allowed(0, 1)
+        assert not mask.any_allowed(-3, -1) and not mask.any_allowed(length, length + 2)
 
 
 def test_groups_that_follow_each_other_in_all_entries_alike_are_documents():
@@ -170,6 +171,20 @@ def test_groups_that_follow_each_other_in_all_entries_alike_are_documents():
         assert mask.own_sizes() == (None if are_alike else 2, None)
         allowed = (numbers[:, :, None] == numbers[:, None]) & (numbers >= 0)[:, None]
         assert mask.dense(len(rows[0]), batch_size=len(rows))[:, 0].equal(allowed)
+
+
+@pytest.mark.parametrize("make", [groups_mask, SameGroup])
+@pytest.mark.parametrize("shape", [(0, 5), (0, 0), (1, 0), (2, 0)])
+def test_groups_of_no_entry_or_no_token_are_a_mask_without_pairs(make, shape):
+    """A mask answers as for a batch that has entries and tokens, for all pairs, of which there are none."""
+    mask, (B, n) = make(torch.zeros(shape, dtype=torch.int64)), shape
+    grid = rg.types.Grid.whole(rg.types.Positions.of(0, n, n), B, 1, n)
+    assert mask.allowed(grid).expand(B, 1, n, n).shape == (B, 1, n, n)
+    assert mask.any_allowed(0, n) == mask.all_allowed(0, n) == Spans(())
+    assert repr(mask) in (f"SameGroup(0 groups, batch {B})", "documents([])")
+    q = torch.zeros(B, 2, n, 4)
+    seen = rg.Attention(mask=mask)(q, q, q)
+    assert seen.output.shape == q.shape and seen.weights.dense().shape == (B, 2, n, n)
 
 
 EXACT = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import regard as rg
+from regard.base.shapes import Sizes
 from regard.pieces.bias import by_distance
 
 q = torch.randn(2, 4, 6, 8)
@@ -13,6 +14,9 @@ POSITIONS = rg.types.Positions.aligned_to_end(6, 6)
 GRID = rg.types.Grid.whole(POSITIONS, 2, 4, 6)
 #: The same tile, whose distances are computed pair by pair, because its keys have a gap.
 GAPS = rg.types.Grid.whole(rg.types.Positions(0, rg.types.Spans(((0, 3), (5, 8)))), 2, 4, 6)
+UNPLACED = rg.types.Grid(*(torch.arange(n) for n in (2, 4, 6, 6)))
+SIZES = Sizes.of(q, q, q)
+narrow, cells = q[..., :4], rg.nn.Cells(4, 8, feed_size=3)
 LATENT = {"latent_dim": 4, "head_dim": 3, "rotary_dim": 2, "value_dim": 3}
 
 
@@ -106,8 +110,24 @@ WRONG = {
         "PreparedParts: the value of the first part is a function",
     ),
     "a map on a grid without positions": (
-        lambda: rg.maps.DenseMap(lambda: q, grid=rg.types.Grid(*(torch.arange(n) for n in (2, 4, 6, 8)))),
+        lambda: rg.maps.DenseMap(lambda: q, grid=UNPLACED),
         "DenseMap: the grid has no positions",
+    ),
+    "groups on a grid without positions": (
+        lambda: rg.composites.MeanGroups(2).visible(rg.padding([6, 6]), SIZES, UNPLACED),
+        r"MeanGroups\.visible: the grid has no positions",
+    ),
+    "keys of another width for TransformerXLBias": (
+        lambda: rg.Attention(rg.scores.Additive(8, 4, 3), bias=rg.biases.TransformerXLBias(4, 8))(q, narrow, q),
+        "TransformerXLBias: made for width 8, the keys have 4",
+    ),
+    "queries of another width for TransformerXLBias": (
+        lambda: rg.Attention(bias=rg.biases.TransformerXLBias(4, 4))(q, q, q),
+        "TransformerXLBias: made for width 4, the queries have 8",
+    ),
+    "all steps of cells with a second input": (
+        lambda: cells.whole(torch.randn(1, 5, 4), cells.first(torch.randn(1, 8))),
+        r"Cell\.whole: this cell has a second input of width 3, .* one step at a time",
     ),
     "another score for latents": (with_another_score, "the score of its attention must be LatentDot, .* got Dot"),
     "another cache for latents": (
@@ -130,3 +150,31 @@ def test_a_term_by_hand_is_what_the_call_adds_to_its_scores(bias):
     with_bias, without = (one(q, q, q).weights.dense() for one in (rg.Attention(bias=bias), rg.Attention()))
     term = bias.term(GRID, *bias.prepare(q, q, POSITIONS))
     torch.testing.assert_close((without.log() + term).softmax(-1), with_bias)
+
+
+COMPOSITES = [
+    rg.composites.Nystrom(2),
+    rg.composites.ThroughLatents(2, 8, 4),
+    rg.composites.SegmentMemory(2),
+    rg.composites.Sum([rg.Attention(), rg.Attention()], [0.5, 0.5]),
+    rg.composites.Grouped(rg.Attention(), rg.composites.MeanGroups(2)),
+]
+
+
+@pytest.mark.parametrize("composite", COMPOSITES, ids=lambda composite: type(composite).__name__)
+def test_a_composite_refuses_a_mask_that_its_parts_would_ignore(composite):
+    with pytest.raises(rg.RegardError, match=rf"{type(composite).__name__}\.mask = causal\(\): .* Give each part"):
+        composite.mask = rg.causal()
+
+
+def test_a_composite_of_ones_own_may_have_a_mask():
+    class Masked(rg.composites.Composite):
+        mask = None
+
+        def prepare(self, call):
+            part = call.part(rg.Attention(mask=self.mask))
+            return rg.composites.PreparedParts([part], lambda seen: (seen[0].output, seen[0].weights))
+
+    masked = Masked()
+    masked.mask = rg.causal()
+    assert torch.equal(masked(q, q, q).output, rg.Attention(mask=rg.causal())(q, q, q).output)

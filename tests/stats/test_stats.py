@@ -14,7 +14,7 @@ from exact_maps import exact
 from regard.stats import CAVEAT, STATISTICS, findings, profile
 from regard.stats.text_reading import plain
 from regard.stats.warnings import COPY, SPECIAL, UNIFORM
-from regard.types import HeadTable, TextReading
+from regard.types import HeadTable, LayerTable, TextReading
 
 
 def weights_of(attention=None, batch=1, heads=3, length=9, scale=1.0):
@@ -276,3 +276,15 @@ def test_a_damaged_table_is_refused_when_it_is_read():
             except rg.RegardError as error:
                 assert "differ in layers" in str(error)
     assert refused > 500
+
+
+def test_a_table_of_vectors_alone_and_a_table_of_nothing_are_printed():
+    """Statistics with several numbers for each head have no column; the heads have their lines all the same."""
+    vectors = {"by offset": torch.rand(2, 3)}
+    table = HeadTable([LayerTable("a", vectors, {"by offset": torch.ones(2)}, 4)])
+    assert table.table().split("\n") == ["layer head", "    4    0", "    4    1"]
+    assert table._repr_html_().count("<tr>") == 3
+    nothing = HeadTable([])
+    assert nothing.table() == "layer head" and nothing._repr_html_().count("<tr>") == 1
+    with pytest.raises(rg.RegardError, match="there is no statistic 'entropy'"):
+        nothing.values("entropy")

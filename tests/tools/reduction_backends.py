@@ -27,7 +27,6 @@ from regard.engine.problem import Problem
 from regard.maps import compiled_reductions
 from regard.maps.changed_map import HeadMean, PositiveMap, QuerySample
 from regard.maps.joined import joined
-from regard.maps.reductions import Pyramid
 from regard.maps.scored_map import ScoredMap
 from regard.maps.stored import load_map, save_map
 from regard.reference import reference
@@ -232,7 +231,7 @@ def reductions_of(weights):
     """Those that the map allows: some need shares, and some need weights that are not negative."""
     of_all_queries = rg.maps.Similarity(), Agreement((0,))
     for reduction in (*some_reductions(*weights.shape, 13), *of_all_queries, rg.maps.SignedMass(), Allowed(weights)):
-        needs_sign = isinstance(reduction, rg.maps.TopLinks | WeightOnKeys | Pyramid)
+        needs_sign = reduction.needs_nonnegative or isinstance(reduction, rg.maps.TopLinks | WeightOnKeys)
         if (weights.has_shares or not reduction.needs_shares) and not (weights.is_signed and needs_sign):
             yield reduction
 

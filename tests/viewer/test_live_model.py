@@ -23,6 +23,7 @@ from regard.lab.pages.translations import translator_model
 from regard.types import TextReading
 from regard.viewer import Sheet
 from regard.viewer import live_request as live_request_module
+from regard.viewer.answers import Answers
 from regard.viewer.live_model import TOKENS, LiveModel, Stopped, text_model
 from regard.viewer.live_request import BODY, CHARACTERS, EDITS, STEPS, LiveRequest, TypedTexts, live_request
 from regard.viewer.server import WAITING
@@ -272,3 +273,8 @@ def test_unknown_pieces_of_a_typed_text_are_named():
     assert sheet.about["tokens"].count("<unk>") == 3
     queries, query = sheet.about["queries"], sheet.about["start"]["query"]
     assert not any(piece.startswith("##") for piece in queries[query : query + 2]), "the page opens on a whole word"
+
+
+def test_answers_without_a_model_read_no_text():
+    with pytest.raises(rg.RegardError, match=r"Answers\.read: these answers have no model"):
+        Answers([]).read(b"{}", lambda: None)

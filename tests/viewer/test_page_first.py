@@ -344,3 +344,31 @@ def test_the_slider_of_the_layers_reaches_its_sentence(browser, file, width):
     with opened(browser, file, width=width) as page:
         slider, said = (page.locator(f".depth {part}").bounding_box() for part in ("input", ".depth-said"))
         assert said["x"] - 12 <= slider["x"] + slider["width"] <= said["x"]
+
+
+#: The gaps in pixels between the arcs from the query to a told word of its own line and the words of the line above.
+GAPS = """() => {
+    const query = document.querySelector('.lead-query').getBoundingClientRect();
+    const words = [...document.querySelectorAll('.lead-words span')].map((one) => one.getBoundingClientRect());
+    const lower = Math.max(...words.filter((word) => word.bottom < query.top).map((word) => word.bottom));
+    const ends = [...document.querySelectorAll('.lead-key')].map((one) => one.getBoundingClientRect())
+        .filter((end) => end.top === query.top).map((end) => end.left + end.width / 2);
+    return [...document.querySelectorAll('.lead-stage .arcs path')].filter((path) => {
+        const last = path.getPointAtLength(path.getTotalLength()).x + path.ownerSVGElement.getBoundingClientRect().x;
+        return ends.some((end) => Math.abs(last - end) < 2);
+    }).map((path) => path.getBoundingClientRect().top - Number(path.getAttribute('stroke-width')) / 2 - lower);
+}"""
+
+
+def test_an_arc_between_two_lines_does_not_touch_the_words_above(browser, tmp_path):
+    """On a phone the arc from "it" to "tired" passed along the lower side of "animal", as if it led there."""
+    tokens = ["the", "animal", "didn't", "cross", "the", "wide", "street", "because", "it", "was", "too", "tired", "."]
+    q, k = torch.zeros(1, 2, len(tokens), 8), torch.zeros(1, 2, len(tokens), 8)
+    for head, word in enumerate(("animal", "tired")):
+        q[0, head, tokens.index("it"), head] = k[0, head, tokens.index(word), head] = 5.0
+    sheet = Sheet.of(TextReading.of("A sentence", {"layers.0": rg.Attention()(q, k, k).weights}, tokens))
+    page_file = write_page(tmp_path / "index.html", [sheet])
+    with opened(browser, page_file.as_uri(), width=390, height=844) as page:
+        until(page, "document.querySelectorAll('.lead-stage .arcs path').length > 1")
+        gaps = page.evaluate(GAPS)
+        assert len(gaps) == 1 and gaps[0] >= 3

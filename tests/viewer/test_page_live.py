@@ -270,6 +270,30 @@ def test_without_a_model_the_command_names_the_chosen_link(browser, file, query,
     assert all(WORDS.count(x) == 1 for x in named.split(" -> ") if not x.startswith("#"))
 
 
+MISSING = "A knock-out asks the model, and this page has no model. To ask it, run regard view --model NAME."
+
+
+def test_the_key_of_a_knock_out_says_what_is_missing(browser, file):
+    """It was silent on a page without a model, though the menu names it."""
+    with opened(browser, f"{file}#whatif?text=0&layer=1&head=2&query=8") as page:
+        until(page, "document.querySelector('.what-if .words') !== null")
+        notice = page.locator("section[aria-label='Knock out'] [role=status]")
+        assert notice.is_hidden()
+        page.keyboard.press("k")
+        assert notice.is_visible() and notice.inner_text() == MISSING
+        assert axe_violations(page) == []
+
+
+def test_the_key_of_a_knock_out_says_that_a_model_takes_none(browser):
+    model = LiveModel("words", "text", read)
+    with served(read(SENTENCE, None), model=model) as address, opened(browser, f"{address}#whatif?query=8") as page:
+        until(page, "document.querySelector('.what-if .words') !== null")
+        page.keyboard.press("k")
+        until(page, "document.querySelector('section[aria-label=\"Knock out\"] .notice').textContent !== ''")
+        said = page.locator("section[aria-label='Knock out'] [role=status]").inner_text()
+        assert said.startswith("words takes no knock-outs.")
+
+
 def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(browser):
     asked = []
 
@@ -316,6 +340,7 @@ def test_a_link_that_is_knocked_out_changes_the_prediction_and_can_be_put_back(b
         page.keyboard.press("k")  # the next offer
         until(page, "document.querySelectorAll('.removed .chip-word').length === 2")
         assert asked[1:] == [("L1.H2: #8 -> #1", "L1.H2")]
+        assert page.locator("section[aria-label='Knock out'] .notice").is_hidden()
         assert axe_violations(page) == []
         page.get_by_role("button", name="Put back without L1.H2", exact=True).click()
         until(page, "document.querySelectorAll('.removed .chip-word').length === 1")
@@ -333,6 +358,8 @@ def test_a_saved_page_shows_what_changed_and_offers_nothing(browser, tmp_path):
     with opened(browser, f"{path.as_uri()}#whatif?text=1&query=8") as page:
         until(page, "document.querySelector('.effect-said')?.textContent === 'Nothing changes.'")
         assert page.locator(".offers").is_hidden() and page.locator(".removed .chip-word").inner_text() == "L0"
+        page.keyboard.press("k")
+        assert page.locator(".asked-of .notice").first.inner_text() == MISSING
         assert page.url.split("#")[1].startswith("whatif?") and "other=1" in page.url and "text=" not in page.url, (
             "the whole text stands beside it"
         )

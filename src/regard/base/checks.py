@@ -26,7 +26,36 @@ class AtLeast:
 
     least: float
 
+    def allows(self, value: Any) -> bool:
+        return value >= self.least
 
+    def __str__(self) -> str:
+        return f"of at least {self.least}"
+
+
+@dataclass(frozen=True)
+class Finite:
+    """A number of float32 that is finite, and above `above` if that is given: `Annotated[float, Finite()]`.
+
+    A tensor without axes is not read: it may be learned, or lie on a device.
+    """
+
+    above: float | None = None
+
+    def allows(self, value: Any) -> bool:
+        is_above = isinstance(value, Tensor) or self.above is None or value > self.above
+        return is_above and (isinstance(value, Tensor) or abs(value) <= LARGEST)
+
+    def __str__(self) -> str:
+        return "" if self.above is None else f"above {self.above}"
+
+
+#: The largest number of float32.
+LARGEST = torch.finfo(torch.float32).max
+#: A finite number, such as a factor.
+Number = Annotated[float, Finite()]
+#: A finite number above 0, such as a temperature.
+Positive = Annotated[float, Finite(above=0)]
 #: An integer of at least 1, such as a number of heads, channels or layers.
 Size = Annotated[int, AtLeast(1)]
 #: An integer of at least 0, such as a number of tokens.
@@ -107,11 +136,14 @@ def _explained(function: Any, name: str) -> Any:
 
 
 def _refuse_unusual(arguments: Mapping[str, Any], name: str, error: Exception) -> None:
-    """After an error of torch: name the first argument that is a tensor of an unusual kind."""
+    """After an error of torch: name the first argument that is an unusual tensor, or a size that memory cannot hold."""
     for argument, value in arguments.items():
         if isinstance(value, Tensor) and (kind := unusual_kind(value) or "on the meta device" * value.is_meta):
             reason = f"the tensor is {kind} ({first_line(error)})"
             raise RegardError(f"{name}({argument}=...): {reason}. Give a dense tensor of real numbers.") from error
+        if isinstance(value, int) and value >= 2**31 and isinstance(error, RuntimeError):
+            reason = f"torch cannot make a tensor of such a size ({first_line(error)})"
+            raise RegardError(f"{name}({argument}={value}): {reason}. Give a smaller number.") from error
 
 
 def _checked(function: Any, name: str) -> Any:
@@ -260,7 +292,7 @@ def fits(value: object, expected: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in arguments)
     if origin is Annotated:
-        return fits(value, arguments[0]) and all(value >= bound.least for bound in arguments[1:])  # type: ignore[operator]
+        return fits(value, arguments[0]) and all(bound.allows(value) for bound in arguments[1:])
     if origin is typing.Literal:
         return isinstance(value, tuple(map(type, arguments))) and value in arguments
     if origin is tuple and isinstance(value, tuple) and ... not in arguments:
@@ -335,7 +367,9 @@ def integer(owner: str, name: str, value: Any) -> int:
 
 
 def _is_number(value: object) -> bool:
-    """A number, or a tensor without axes, which may be learned."""
+    """A number, or a tensor without axes, which may be learned. An integer beyond 64 bits is none for torch."""
+    if isinstance(value, Integral):
+        return abs(int(value)) < 2**63
     return isinstance(value, Real) or (isinstance(value, Tensor) and value.ndim == 0 and not value.is_complex())
 
 
@@ -364,7 +398,7 @@ def words(expected: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(words(option) for option in arguments))
     if origin is Annotated:
-        return words(arguments[0]) + "".join(f" of at least {bound.least}" for bound in arguments[1:])
+        return _with_bounds(words(arguments[0]), arguments[1:])
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
     if origin in (list, tuple, Sequence, Collection, Iterable):
@@ -382,8 +416,16 @@ WORDS[HoldsMaps] = "the result of regard.watch"  # type: ignore[index]
 PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and False"}
 
 
+def _with_bounds(kind: str, bounds: tuple[AtLeast | Finite, ...]) -> str:
+    """`a number`, and the bounds of an annotation: `a finite number above 0`."""
+    kind = kind.replace("number", "finite number") if any(isinstance(bound, Finite) for bound in bounds) else kind
+    return " ".join(filter(None, [kind, *map(str, bounds)]))
+
+
 def _plural(expected: Any) -> str:
     """The items of a list in words: `integers`, `Masks`; `values` for a type without a name."""
+    if typing.get_origin(expected) is Annotated:
+        return _with_bounds(_plural(typing.get_args(expected)[0]), typing.get_args(expected)[1:])
     name = getattr(expected, "__name__", None)
     return PLURALS.get(expected) or (f"{name}s" if name else "values")
 

@@ -93,7 +93,19 @@ class Composite(Mechanism):
     tensor([0.6667, 0.6667, 0.6667])
     """
 
-    mask: Mask | None = None
+    @property
+    def mask(self) -> Mask | None:  # type: ignore[override]
+        """The mask over tokens, which follows from those of the parts."""
+        return None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Refuse a mask beside those of the parts, which no part would apply."""
+        if name == "mask" and isinstance(getattr(type(self), name), property):
+            raise RegardError(
+                f"{type(self).__name__}.mask = {value!r}: it is made of several attentions, and its mask follows from "
+                "theirs. Give each part its mask when you build it; Nystrom and ThroughLatents attend to all tokens."
+            )
+        super().__setattr__(name, value)
 
     @abstractmethod
     def prepare(self, call: CompositeCall) -> PreparedParts:

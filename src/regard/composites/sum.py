@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.attention import Mechanism
 from regard.attention_output import AttentionOutput
-from regard.base.checks import Size, checked
+from regard.base.checks import Number, Size, checked
 from regard.base.errors import RegardError
 from regard.composites.composite import Composite, CompositeCall, Part, PreparedParts
 from regard.maps.attention_map import AttentionMap
@@ -56,7 +56,7 @@ class ConstantFactors(Factors):
     (1.0, -0.5)
     """
 
-    def __init__(self, *numbers: float) -> None:
+    def __init__(self, *numbers: Number) -> None:
         super().__init__()
         self.numbers = tuple(float(number) for number in numbers)
 
@@ -78,7 +78,7 @@ class DifferenceFactors(Factors):
     (1.0, True)
     """
 
-    def __init__(self, head_dim: Size, initial: float = 0.8) -> None:
+    def __init__(self, head_dim: Size, initial: Number = 0.8) -> None:
         super().__init__()
         self.initial = initial
         self.of_first, self.of_second = (nn.Parameter(torch.randn(2, head_dim) * 0.1) for _ in range(2))
@@ -165,7 +165,7 @@ class Sum(Composite):
     def __init__(
         self,
         parts: Sequence[Mechanism],
-        factors: Factors | Sequence[float],
+        factors: Factors | Sequence[Number],
         *,
         splits_channels: bool = False,
     ) -> None:
@@ -219,7 +219,7 @@ class Sum(Composite):
 
 
 @checked
-def combine(outputs: Sequence[AttentionOutput], factors: Sequence[float | Tensor]) -> AttentionOutput:
+def combine(outputs: Sequence[AttentionOutput], factors: Sequence[Number | Tensor]) -> AttentionOutput:
     """output_i = sum_m c_m,i output_m,i, with the map W = sum_m c_m W_m, for results of `attend` with the same values.
 
     A factor is a number, or a tensor that broadcasts against (B, H, I, 1): one number for each head is (H, 1, 1), one

@@ -60,12 +60,7 @@ class DenseMap(AttentionMap):
             B, H, I, J = source.shape
             grid = Grid.whole(Positions.aligned_to_end(I, J), B, H, I, source.device)
             source = source if torch.is_grad_enabled() else source.detach()
-        if grid.positions is None:
-            raise RegardError(
-                "DenseMap: the grid has no positions, which say where queries and keys are. Make it with Grid.whole("
-                "positions, B, H, I)."
-            )
-        self.grid, self.positions = grid, grid.positions
+        self.grid, self.positions = grid, grid.placed("DenseMap")
         self._source, self._is_signed, self._rule = source, is_signed, rule
 
     @property

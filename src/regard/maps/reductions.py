@@ -83,6 +83,8 @@ class Reduction(ABC, Generic[ReductionResult]):
     reads_weights: ClassVar[bool] = True
     #: Whether the statistic needs weights that are shares: not negative, with the sum 1 in each row.
     needs_shares: ClassVar[bool] = False
+    #: Whether the statistic needs weights that are not negative, of any sum.
+    needs_nonnegative: ClassVar[bool] = False
     #: Whether states of disjoint queries add up, in what depends on weights. None: they do if `merge` is the sum. This
     #: decides about memory only: gradients of other reductions keep the state before each range of queries.
     adds_rows: ClassVar[bool | None] = None
@@ -105,9 +107,14 @@ class Reduction(ABC, Generic[ReductionResult]):
 
 
 def check_reductions(reductions: Iterable[Reduction], weights: Any) -> list[Reduction]:
-    """The reductions; refuse those that need shares if the weights of the map are none."""
+    """The reductions; refuse those that need shares or weights of one sign if the weights of the map are others."""
     reductions = list(reductions)
     for reduction in reductions:
+        if reduction.needs_nonnegative and weights.is_signed:
+            raise RegardError(
+                f"weights.summarize: {type(reduction).__name__} needs weights that are not negative. {NEGATIVE} Ask "
+                "weights.shares(), the map of |w_ij| / sum_j |w_ij|, or use Pool, which averages weights of both signs."
+            )
         if reduction.needs_shares and not weights.has_shares:
             raise RegardError(
                 f"weights.summarize: {type(reduction).__name__} needs shares, weights that are not negative and sum "
@@ -501,9 +508,11 @@ def averaged(sums: Tensor, size: int, num_rows: int, first: int = 0) -> Tensor:
 class Pyramid(Reduction):
     """One level: cells of 2^level x 2^level, sums over keys averaged over queries, and maxima; (B, H, i, j) each.
 
-    A maximum is at least 0: a cell of negative weights has 0.
+    Maps whose weights may be negative are refused: maxima begin at 0, which pairs that the mask hides have, so a cell
+    of negative weights would have 0.
     """
 
+    needs_nonnegative = True
     level: int
 
     def init(self, shape: Shape, device: torch.device) -> State:

@@ -143,7 +143,7 @@ class MultiHeadLatentAttention(Attends):
         score = self._score
         content = latent @ score.weight.mT.to(latent.dtype)  # U_h c_j
         rotated = key[..., : self.rotary_dim].expand(-1, self.num_heads, -1, -1)
-        expanded = Attention(Dot(scale=score.scale(0)), mask=attention.mask)
+        expanded = attention.with_pieces(score=Dot(scale=score.scale(0)))
         values = latent @ self.value.to(latent.dtype)
         return expanded(query, torch.cat((rotated, content), -1), values, positions=positions)
 
@@ -169,7 +169,10 @@ class MultiHeadLatentAttention(Attends):
         return absorbed < num_queries * num_keys * (R + D + E) + num_keys * C * (D + E)
 
     def _check(self, x: Tensor, past: LatentCache, form: str) -> None:
-        """Refuse inputs of another width, another cache, an unknown `form`, and a call inside `Ring.as_default`."""
+        """Refuse inputs of another width, another cache, an unknown `form`, and a call inside `Ring.as_default`.
+
+        Refused are also pieces that compare queries with keys in another way.
+        """
         embed_dim = self.latent.in_features
         if x.ndim != 3 or x.shape[-1] != embed_dim:
             raise RegardError(
@@ -182,6 +185,12 @@ class MultiHeadLatentAttention(Attends):
             )
         if form not in ("auto", "absorbed", "expanded"):
             raise RegardError(f"MultiHeadLatentAttention(form={form!r}): give 'auto', 'absorbed' or 'expanded'.")
+        for slot in ("position", "selection", "transition"):
+            if (piece := getattr(self.attention, slot)) is not None:
+                raise RegardError(
+                    f"MultiHeadLatentAttention: {slot}={piece!r} reads the keys of a head, which its attention has in "
+                    "one of its two forms only. Set it to None; to rotate: MultiHeadLatentAttention(position=...)."
+                )
         if Ring.default() is not None:
             raise RegardError(
                 "MultiHeadLatentAttention: inside Ring.as_default a rank has only its share of the latents. Call "

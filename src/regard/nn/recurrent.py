@@ -183,7 +183,11 @@ class Cell(nn.Module):
 
     def whole(self, x: Tensor, state: CellState) -> Tensor:
         """All time steps in one call of torch, (B, T, C) -> (B, T, hidden_size), for cells without a second input."""
-        assert self.fed is None, "the second input depends on the step before"
+        if self.fed is not None:
+            raise RegardError(
+                f"Cell.whole: this cell has a second input of width {self.feed_size}, which depends on the step "
+                "before. Call the cell for one step at a time, or make it without feed_size."
+            )
         if 0 in x.shape[:2]:
             return x.new_zeros(*x.shape[:2], self.hidden_size)
         return _full_precision(self._whole, x, *state)

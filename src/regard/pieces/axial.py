@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.checks import Size, checked
+from regard.base.checks import Number, Positive, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, to_device
@@ -41,7 +41,7 @@ class AxialRoPE(Encoding):
 
     coordinates: Tensor | None
     axes: Sequence[int]
-    rates: Sequence[float]
+    rates: Sequence[Number]
     interleaved: bool = False
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class AxialRoPE(Encoding):
 
     @classmethod
     def sections(
-        cls, coordinates: Tensor | None, sections: Sequence[int], base: float = 10_000.0, *, alternate: bool = False
+        cls, coordinates: Tensor | None, sections: Sequence[int], base: Positive = 10_000.0, *, alternate: bool = False
     ) -> AxialRoPE:
         """The pairs of one RoPE, `sections[a]` of them for axis a; their sum is half the width.
 
@@ -87,7 +87,7 @@ class AxialRoPE(Encoding):
         cls,
         coordinates: Tensor | None,
         head_dim: Size,
-        base: float = 10_000.0,
+        base: Positive = 10_000.0,
         *,
         alternate: bool = False,
         num_axes: Size = 2,

@@ -15,11 +15,12 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from regard.base.checks import Count, Size, checked
+from regard.base.checks import Count, Number, Positive, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
 from regard.pieces.grid import Grid, along_diagonals
+from regard.pieces.mask_checks import at
 from regard.pieces.piece import Piece, computes_as, set_promises
 from regard.pieces.position import angles
 
@@ -96,7 +97,7 @@ class Softcap(Bias):
     tensor([[[[-50., 0., 50.]]]])
     """
 
-    cap: float = 50.0
+    cap: Positive = 50.0
 
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         return (score / self.cap).tanh_() * self.cap
@@ -136,7 +137,7 @@ class ALiBi(AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         slopes = torch.tensor(alibi_slopes(self.num_heads), dtype=widest_float(grid.device), device="cpu")
-        slopes = to_device(slopes, grid.device)[grid.head]
+        slopes = at("ALiBi", "heads", to_device(slopes, grid.device), 0, grid.head)
         return by_distance(grid, lambda distance: -slopes.view(-1, *(1,) * distance.ndim) * distance.abs())
 
     def check(self, sizes: Sizes) -> None:
@@ -191,10 +192,12 @@ class T5Bias(nn.Module, AdditiveBias):
         self.table = nn.Parameter(torch.randn(num_buckets, num_heads))
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
+        table = at("T5Bias", "heads", self.table, 1, grid.head)
+
         def number(distance: Tensor) -> Tensor:
             """The learned numbers of distances (...) for the heads of the tile: (H, ...)."""
             bucket = t5_bucket(distance, self.num_buckets, self.max_distance, self.bidirectional)
-            return self.table[bucket][..., grid.head].movedim(-1, 0)
+            return table[bucket].movedim(-1, 0)
 
         return by_distance(grid, number)
 
@@ -220,7 +223,7 @@ class ShawBias(nn.Module, AdditiveBias):
     True
     """
 
-    def __init__(self, head_dim: Size, reach: Count, scale: float | None = None) -> None:
+    def __init__(self, head_dim: Size, reach: Count, scale: Number | None = None) -> None:
         super().__init__()
         self.reach, self.scale = reach, head_dim**-0.5 if scale is None else scale
         self.keys = nn.Parameter(torch.randn(2 * reach + 1, head_dim) * head_dim**-0.5)
@@ -244,7 +247,7 @@ class ShawBias(nn.Module, AdditiveBias):
         return _skewed(clipped(rows, distances, self.reach), len(grid.key))
 
     def check(self, sizes: Sizes) -> None:
-        _check_width("ShawBias", self.keys.shape[1], sizes)
+        _check_width("ShawBias", self.keys.shape[1], sizes.D, "queries")
 
     def extra_repr(self) -> str:
         return f"{self.keys.shape[1]}, reach={self.reach}"
@@ -266,7 +269,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     torch.Size([1, 2, 5, 8])
     """
 
-    def __init__(self, num_heads: Size, head_dim: Size, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: Positive = 10_000.0) -> None:
         super().__init__()
         if head_dim % 2:
             raise RegardError(
@@ -279,6 +282,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def prepare(self, query: Tensor, key: Tensor, positions: Positions) -> State:
         """(q + v) W / sqrt(D) of the queries, (B, H, I, D), and u.k / sqrt(D) of the keys, (B, H, J, 1)."""
+        _check_width("TransformerXLBias", self.head_dim, key.shape[3], "keys")
         query, scale = at_least_float32(query), self.head_dim**-0.5
         repeated = at_least_float32(key).repeat_interleave(query.shape[1] // key.shape[1], dim=1)
         with without_autocast(query.device):
@@ -311,7 +315,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
 
     def check(self, sizes: Sizes) -> None:
         check_heads("TransformerXLBias", self.content.shape[0], sizes)
-        _check_width("TransformerXLBias", self.head_dim, sizes)
+        _check_width("TransformerXLBias", self.head_dim, sizes.D, "queries")
 
     def extra_repr(self) -> str:
         return f"{self.content.shape[0]}, {self.head_dim}"
@@ -440,8 +444,8 @@ class LearnedTable(nn.Module, AdditiveBias):
         self.table = nn.Parameter(torch.zeros(num_heads, 2 * reach + 1))
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        reach = self.reach
-        return by_distance(grid, lambda distance: self.table[grid.head][:, distance.clamp(-reach, reach) + reach])
+        reach, table = self.reach, at("LearnedTable", "heads", self.table, 0, grid.head)
+        return by_distance(grid, lambda distance: table[:, distance.clamp(-reach, reach) + reach])
 
     def check(self, sizes: Sizes) -> None:
         check_heads("LearnedTable", self.table.shape[0], sizes)
@@ -456,6 +460,6 @@ def check_heads(bias: str, num_heads: int, sizes: Sizes) -> None:
         raise RegardError(f"{bias}: made for {num_heads} heads, the query has {sizes.H}. Create it for {sizes.H}.")
 
 
-def _check_width(bias: str, head_dim: int, sizes: Sizes) -> None:
-    if head_dim != sizes.D:
-        raise RegardError(f"{bias}: made for width {head_dim}, the queries have {sizes.D}. Create it for {sizes.D}.")
+def _check_width(bias: str, head_dim: int, width: int, name: str) -> None:
+    if head_dim != width:
+        raise RegardError(f"{bias}: made for width {head_dim}, the {name} have {width}. Create it for {width}.")

@@ -12,6 +12,7 @@ from regard.base.errors import RegardError
 from regard.base.shapes import Sizes
 from regard.pieces.bias import Bias, by_distance, check_heads
 from regard.pieces.grid import Grid
+from regard.pieces.mask_checks import at
 
 
 class ConvolutionFilter(nn.Module, Bias):
@@ -38,7 +39,7 @@ class ConvolutionFilter(nn.Module, Bias):
         """The numbers h_0, ..., h_(K-1) of each head, (H, K); h_0 is that of the token itself."""
 
     def transform(self, score: Tensor, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        taps = self.taps()[grid.head].to(score.dtype)
+        taps = at(type(self).__name__, "heads", self.taps(), 0, grid.head).to(score.dtype)
         return score * by_distance(grid, lambda distance: _at(taps, -distance))
 
     def check(self, sizes: Sizes) -> None:

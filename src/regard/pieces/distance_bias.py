@@ -9,6 +9,7 @@ from regard.base.checks import Size, checked
 from regard.base.shapes import Sizes
 from regard.pieces.bias import AdditiveBias, by_distance, check_heads
 from regard.pieces.grid import Grid
+from regard.pieces.mask_checks import at
 
 #: KERPLE's parameters are at least this, as in the authors' code.
 LEAST = 0.01
@@ -40,7 +41,9 @@ class KERPLEBias(nn.Module, AdditiveBias):
         self.rate = nn.Parameter(torch.rand(num_heads) + 0.5)
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        amplitude, rate = (x[grid.head].clamp_min(LEAST) for x in (self.amplitude, self.rate))
+        amplitude, rate = (
+            at("KERPLEBias", "heads", x, 0, grid.head).clamp_min(LEAST) for x in (self.amplitude, self.rate)
+        )
 
         def number(distance: Tensor) -> Tensor:
             a, b = (x.view(-1, *(1,) * distance.ndim) for x in (amplitude, rate))
@@ -91,19 +94,20 @@ class FIREBias(nn.Module, AdditiveBias):
         """A number for each distance if the length is fixed, else for each pair, some queries at a time."""
         if self.fixed_length is not None or self.share is None:
             length = torch.tensor(self.fixed_length, device=grid.device)
-            return by_distance(grid, lambda distance: self._network(-distance, length)[grid.head])
+            return by_distance(grid, lambda distance: self._network(-distance, length, grid.head))
         lengths = torch.maximum(grid.query.to(self.rate.dtype), (self.share * self.threshold).abs())[:, None]
         step = max(HIDDEN_NUMBERS // max(len(grid.key) * self.inner.out_features, 1), 1)
         parts = [
-            self._network(behind, length)[grid.head]
+            self._network(behind, length, grid.head)
             for behind, length in zip((-grid.distance[0, 0]).split(step), lengths.split(step), strict=True)
         ]
         return torch.cat(parts, -2)[None]
 
-    def _network(self, behind: Tensor, length: Tensor) -> Tensor:
-        """f of all heads at psi(i - j) / psi(length): distances (...) and lengths that broadcast -> (H, ...)."""
+    def _network(self, behind: Tensor, length: Tensor, head: Tensor) -> Tensor:
+        """f of these heads at psi(i - j) / psi(length): distances (...) and lengths that broadcast -> (H, ...)."""
         ratio = self._psi(behind) / (self._psi(length) + 1e-6)  # psi of a length of 0 is 0
-        return self.outer(torch.relu(self.inner(ratio[..., None]))).movedim(-1, 0)
+        of_all = self.outer(torch.relu(self.inner(ratio[..., None]))).movedim(-1, 0)
+        return at("FIREBias", "heads", of_all, 0, head)
 
     def _psi(self, x: Tensor) -> Tensor:
         return torch.log1p((self.rate * x.to(self.rate.dtype)).abs())

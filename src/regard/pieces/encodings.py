@@ -9,13 +9,13 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.base.checks import Size, checked
+from regard.base.checks import AtLeast, Number, Positive, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32
@@ -129,7 +129,7 @@ class QKNorm(nn.Module, TwoSidedPosition):
         *,
         joint: bool = False,
         learned: bool = True,
-        eps: float = 1e-6,
+        eps: Annotated[Number, AtLeast(0)] = 1e-6,
     ) -> None:
         super().__init__()
         self.joint, self.eps, self.head_dim = joint, eps, head_dim
@@ -210,7 +210,7 @@ class PositionTemperature(TwoSidedPosition):
     """
 
     floor: Size = 8192
-    factor: float = 0.1
+    factor: Number = 0.1
     first: int = 1
 
     def encode_query(self, x: Tensor, positions: Tensor) -> Tensor:
@@ -237,7 +237,7 @@ class PoPE(nn.Module, TwoSidedPosition):
     tensor([[[[0.6931, 0.6931, 0.0000, 0.0000]]]])
     """
 
-    def __init__(self, num_heads: Size, head_dim: Size, base: float = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: Positive = 10_000.0) -> None:
         super().__init__()
         self.head_dim, self.base = head_dim, base
         self.phase = nn.Parameter(torch.zeros(num_heads, 1, head_dim))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.spans import EMPTY, Spans
 
@@ -53,6 +54,15 @@ class Grid:
             positions.key(device),
             positions,
         )
+
+    def placed(self, owner: str) -> Positions:
+        """The positions; an error that begins with `owner` if the host does not know them."""
+        if self.positions is None:
+            raise RegardError(
+                f"{owner}: the grid has no positions, which say where queries and keys are. Make it with Grid.whole("
+                "positions, B, H, I)."
+            )
+        return self.positions
 
     def first_pair(self) -> Grid:
         """The first query and the first key, for all entries and heads: answers that differ between these show it."""

@@ -128,8 +128,7 @@ class MeanGroups(KeyGroups):
         """These groups, if the mask is causal or missing; else groups of real tokens of one document, and a mask."""
         if mask is None or mask.is_lower_triangular:
             return self, mask
-        assert grid.positions is not None
-        mask.check(sizes, grid.positions)
+        mask.check(sizes, grid.placed(f"{type(self).__name__}.visible"))
         tokens, last, is_own = TokenRanks.of(mask, grid).groups(self.size, self.step)
         return TokenGroups(tokens, last), GroupMask(mask, grid.key[last], grid.key[tokens], is_own)
 

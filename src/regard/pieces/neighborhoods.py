@@ -17,7 +17,7 @@ from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask
-from regard.pieces.mask_checks import check_covers, integers
+from regard.pieces.mask_checks import check_covers, check_inside, integers
 
 #: One number for all axes, or one for each.
 Axes = int | Sequence[int]
@@ -70,10 +70,14 @@ class neighborhood(Mask):
                 )
 
     def allowed(self, grid: Grid) -> Tensor:
-        """Whether the key is in the window of the query, and not in a gap of it, on every axis."""
-        allowed = torch.ones(1, 1, dtype=torch.bool, device=grid.device)
-        for axis, (query, key) in enumerate(zip(self.places(grid.query), self.places(grid.key), strict=True)):
-            first, last = to_device(self.windows[axis], grid.device).T
+        _check_on_grid(f"neighborhood of {self.shape}", grid, self.shape)
+        return self.of_pairs(grid.query, grid.key)
+
+    def of_pairs(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Whether the key is in the window of the query, and not in a gap of it, on every axis: (1, 1, I, J)."""
+        allowed = torch.ones(1, 1, dtype=torch.bool, device=queries.device)
+        for axis, (query, key) in enumerate(zip(self.places(queries), self.places(keys), strict=True)):
+            first, last = to_device(self.windows[axis], queries.device).T
             near = (key >= first[query][:, None]) & (key <= last[query][:, None])
             gap = self.dilation[axis]
             allowed = allowed & (near if gap == 1 else near & ((key - query[:, None]) % gap == 0))
@@ -113,12 +117,12 @@ class neighborhood(Mask):
         ]
 
     def places(self, positions: Tensor) -> list[Tensor]:
-        """The coordinates of positions along each axis."""
+        """The coordinates of positions along each axis; positions are in the grid."""
         places = []
-        for length in reversed(self.shape):
+        for length in reversed(self.shape[1:]):
             places.append(positions % length)
             positions = positions // length
-        return places[::-1]
+        return [positions, *reversed(places)]
 
     @cached_property
     def _ends(self) -> list[list[list[int]]]:
@@ -214,7 +218,8 @@ class sliding_tiles(Mask):
         return places.permute(*tile_axes, *axes_in_tile).flatten()
 
     def allowed(self, grid: Grid) -> Tensor:
-        return self.near.allowed(Grid(grid.batch, grid.head, grid.query // self.area, grid.key // self.area))
+        _check_on_grid(f"sliding_tiles of {self.shape}", grid, self.shape)
+        return self.near.of_pairs(grid.query // self.area, grid.key // self.area)
 
     def any_allowed(self, start: int, stop: int) -> Spans:
         return self._tokens(self.near.any_allowed(start // self.area, -(-stop // self.area)))
@@ -238,6 +243,16 @@ class sliding_tiles(Mask):
     def area(self) -> int:
         """The number of tokens of a tile."""
         return math.prod(self.tile)
+
+
+def _check_on_grid(mask: str, grid: Grid, shape: tuple[int, ...]) -> None:
+    """Refuse positions of a tile outside of a grid of this shape, which would be other points modulo its axes.
+
+    On another device the host would wait for the numbers; there `check` has refused them before a call.
+    """
+    for axis, positions in (("queries", grid.query), ("keys", grid.key)):
+        if positions.device.type == "cpu":
+            check_inside(mask, axis, positions, math.prod(shape))
 
 
 def _for_axes(mask: str, name: str, given: object, count: int) -> tuple[int, ...]:

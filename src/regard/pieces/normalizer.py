@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.base.checks import Size, checked
+from regard.base.checks import Number, Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, has_numbers, known_none, without_zeros
+from regard.pieces.mask_checks import at
 from regard.pieces.piece import Piece, set_promises
 
 RowStatistic = tuple[Tensor, ...]
@@ -328,8 +329,8 @@ class Softmax(LogSumExpNormalizer):
     [tensor([[[[0.2500, 0.7500]]]]), tensor([[[[0.2000, 0.6000]]]])]
     """
 
-    temperature: float = 1.0
-    sink: float | None = None
+    temperature: Number = 1.0
+    sink: Number | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.sink, Tensor):
@@ -389,7 +390,7 @@ class LearnedSink(nn.Module, LogSumExpNormalizer):
     def of_heads(self, head: Tensor) -> LearnedSink:
         sinks = copy(self)
         vars(sinks)["_parameters"] = {}  # that of some heads is no parameter: its gradient goes to the parameter of all
-        sinks.sink = self.sink[head]
+        sinks.sink = at("LearnedSink", "heads", self.sink, 0, head)
         return sinks
 
     def check(self, sizes: Sizes) -> None:
@@ -607,7 +608,7 @@ class Sigmoid(Normalizer):
     row_sum = None
     independent = True
 
-    offset: float | None = None
+    offset: Number | None = None
 
     @property
     def merge_refusal(self) -> str | None:  # type: ignore[override]

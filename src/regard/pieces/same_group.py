@@ -22,10 +22,12 @@ from regard.pieces.mask_checks import at, own_copy, select_entries
 def groups_mask(groups: Tensor) -> Mask:
     """The mask that allows pairs of the same group, for group numbers (B, n); `documents` if all entries are equal.
 
+    B and n may be 0.
+
     >>> groups_mask(torch.tensor([[0, 0, 1, 1, 1]]))
     documents([2, 3])
     """
-    equal = bool((groups == groups[:1]).all())
+    equal = len(groups) > 0 and bool((groups == groups[:1]).all())
     if equal and bool((groups[0] >= 0).all() & (groups[0].diff() >= 0).all()):
         return documents(torch.unique_consecutive(groups[0], return_counts=True)[1].tolist())
     return SameGroup(groups[:1] if equal else groups)
@@ -54,7 +56,7 @@ class SameGroup(Mask):
     def any_allowed(self, start: int, stop: int) -> Spans:
         """From the first place of a group of these queries to the last one, with all groups between."""
         first, last, _, _ = self._ends
-        rows = slice(max(start, 0), stop)
+        rows = slice(max(start, 0), max(stop, 0))
         return Spans.of((int(first[rows].min()), int(last[rows].max()) + 1)) if len(first[rows]) else EMPTY
 
     def all_allowed(self, start: int, stop: int) -> Spans:
@@ -91,9 +93,10 @@ class SameGroup(Mask):
         """Four tensors (n,), for each position: the first and last place of its group, and those of its unbroken run.
 
         Groups are as wide as in the entry where they are widest, for `any_allowed`. Runs are as narrow as in the entry
-        where they are narrowest, for `all_allowed`. A position without a group has an empty interval in both.
+        where they are narrowest, for `all_allowed`. A position without a group has an empty interval in both. A batch
+        without entries allows nothing, like an entry without groups.
         """
-        groups = self.groups.cpu()
+        groups = self.groups.cpu() if len(self.groups) else torch.full((1, self.groups.shape[1]), -1, device="cpu")
         batch, length = groups.shape
         place = torch.arange(length, device="cpu").expand(batch, -1)
         numbers, number = torch.unique(groups, return_inverse=True)
@@ -113,4 +116,5 @@ class SameGroup(Mask):
         )
 
     def __repr__(self) -> str:
-        return f"SameGroup({int(self.groups.max()) + 1} groups, batch {len(self.groups)})"
+        num_groups = int(self.groups.max()) + 1 if self.groups.numel() else 0
+        return f"SameGroup({num_groups} groups, batch {len(self.groups)})"

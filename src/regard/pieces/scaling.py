@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from regard.base.checks import Size, checked
+from regard.base.checks import AtLeast, Number, Positive, Size, checked
 from regard.base.errors import RegardError
 from regard.pieces.position import Scaling
 
@@ -35,11 +36,11 @@ class YaRNScaling(Scaling):
     1.1386
     """
 
-    factor: float
+    factor: Positive
     trained_length: Size
-    fast: float = 32.0
-    slow: float = 1.0
-    attention_factor: float | None = None
+    fast: Positive = 32.0
+    slow: Positive = 1.0
+    attention_factor: Number | None = None
     is_rounded: bool = True
 
     @property
@@ -85,9 +86,9 @@ class LongRoPEScaling(Scaling):
     ([1.0, 0.005], 1.1547)
     """
 
-    factors: Sequence[float]
-    extension: float = 1.0
-    trained_length: Size = 4096
+    factors: Sequence[Positive]
+    extension: Number = 1.0
+    trained_length: Annotated[int, AtLeast(2)] = 4096
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "factors", tuple(map(float, self.factors)))
@@ -117,8 +118,8 @@ class ProportionalScaling(Scaling):
     [1.0, 0.1, 0.0, 0.0]
     """
 
-    share: float
-    factor: float = 1.0
+    share: Number
+    factor: Positive = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

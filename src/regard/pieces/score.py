@@ -10,17 +10,17 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
-from math import isfinite
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.base.checks import Count, Size, checked
+from regard.base.checks import Count, Number, Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, at_least_float32, grouped_scores
 from regard.pieces.contents import learned_parts
 from regard.pieces.grid import Grid
+from regard.pieces.mask_checks import at
 from regard.pieces.piece import Piece, computes_as
 
 
@@ -94,7 +94,7 @@ def _scale_of_heads(scale: float | Tensor | None, query: Tensor, grid: Grid) -> 
     """
     if not isinstance(scale, Tensor):
         return scale
-    return (scale[grid.head] if scale.ndim else scale).to(query.dtype)
+    return (at("score.scale", "heads", scale, 0, grid.head) if scale.ndim else scale).to(query.dtype)
 
 
 def with_factor(factor: float | Tensor | None, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,9 +115,7 @@ def check_equal_widths(score: str, query_dim: int, key_dim: int) -> None:
 
 
 def check_factor(score: str, factor: float | Tensor | None, sizes: Sizes) -> None:
-    """Refuse a factor that is neither one finite number nor one number for each head."""
-    if isinstance(factor, float) and not isfinite(factor):
-        raise RegardError(f"{score}: the factor of the scores is {factor}. Give a finite number.")
+    """Refuse a tensor that is neither one number nor one for each head."""
     if isinstance(factor, Tensor) and (not factor.is_floating_point() or factor.shape not in ((), (sizes.H, 1, 1))):
         raise RegardError(
             f"{score}: a tensor must hold one floating-point number, or one for each head in the shape "
@@ -138,9 +136,9 @@ class Dot(Score):
     (0.125, 1.0)
     """
 
-    factor: float | Tensor | None = None
+    factor: Number | Tensor | None = None
 
-    def __init__(self, scale: float | Tensor | None = None) -> None:
+    def __init__(self, scale: Number | Tensor | None = None) -> None:
         object.__setattr__(self, "factor", scale)
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,7 +167,7 @@ class Cosine(Score):
     tensor([[[[0.5000, 0.5000]]]])
     """
 
-    factor: float | Tensor = 10.0
+    factor: Number | Tensor = 10.0
 
     def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         query, key = (F.normalize(at_least_float32(x), dim=-1) for x in (query, key))

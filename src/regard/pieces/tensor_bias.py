@@ -9,8 +9,12 @@ from torch import Tensor
 
 from regard.base.positions import Positions
 from regard.base.shapes import has_numbers
-from regard.pieces.bias import AdditiveBias, State
+from regard.pieces.bias import AdditiveBias, State, prepared_part
 from regard.pieces.grid import Grid
+from regard.pieces.mask_checks import at
+
+#: The axes of a tensor of scores.
+AXES = ("batch entries", "heads", "queries", "keys")
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,7 +26,7 @@ class DiagonalBias(AdditiveBias):
     relative = True
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        heads = self.table if len(self.table) == 1 else self.table[grid.head]
+        heads = self.table if len(self.table) == 1 else at("DiagonalBias", "heads", self.table, 0, grid.head)
         return heads[:, grid.distance[0, 0] - self.lowest][None]
 
 
@@ -39,8 +43,9 @@ class TensorBias(AdditiveBias):
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
         t = self.tensor
-        for axis, index in enumerate((grid.batch, grid.head, grid.query - self.start, grid.key - self.first)):
-            t = t if t.shape[axis] == 1 else t.index_select(axis, index)
+        indices = grid.batch, grid.head, grid.query - self.start, grid.key - self.first
+        for axis, (name, index) in enumerate(zip(AXES, indices, strict=True)):
+            t = t if t.shape[axis] == 1 else at("TensorBias", name, t, axis, index)
         return t
 
 
@@ -58,7 +63,7 @@ class LearnedBias(AdditiveBias):
         return self.tensor.expand(-1, query.shape[1], query.shape[2], key.shape[2]), None
 
     def term(self, grid: Grid, rows: Tensor | None, cols: Tensor | None) -> Tensor:
-        assert rows is not None
+        rows = prepared_part("LearnedBias", rows)
         return rows[..., grid.key - self.positions.keys.intervals[0][0]]
 
 

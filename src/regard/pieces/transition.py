@@ -19,7 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.base.checks import checked
+from regard.base.checks import Number, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, pick, to_device
@@ -209,7 +209,7 @@ class Decay(Transition):
     tensor([0.2500, 0.5000, 1.0000])
     """
 
-    log_decay: float | Tensor | None = None
+    log_decay: Number | Tensor | None = None
 
     @property
     def needs(self) -> Mapping[str, str]:  # type: ignore[override]

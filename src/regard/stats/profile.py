@@ -390,6 +390,10 @@ class LayerTable:
     counts: dict[str, Tensor]
     number: int = 0
 
+    @property
+    def num_heads(self) -> int:
+        return len(next(iter(self.means.values()), ()))
+
     def merge(self, other: LayerTable) -> LayerTable:
         """The means over the queries of both tables."""
         means, counts = {}, {}
@@ -426,15 +430,19 @@ class HeadTable:
     documents: int = 1
 
     def _repr_html_(self) -> str:
-        # a mean by offset is a vector for each head, and has no column
-        names = [name for name, means in self.layers[0].means.items() if means.ndim == 1] if self.layers else []
-        rows = [
-            (layer.number, head, *values)
-            for layer in self.layers
-            for head, values in enumerate(torch.stack([layer.means[name] for name in names], 1).tolist())
-        ]
         counted = f"{self.documents} document{'s' * (self.documents != 1)}"
-        return html_table(f"Means of every head over {counted}", ("layer", "head", *names), rows)
+        return html_table(f"Means of every head over {counted}", ("layer", "head", *self._columns), self._rows())
+
+    @property
+    def _columns(self) -> list[str]:
+        """The statistics with one number for each head. A mean by offset is a vector, and has no column."""
+        return [name for name, means in self.layers[0].means.items() if means.ndim == 1] if self.layers else []
+
+    def _rows(self) -> Iterator[tuple[float, ...]]:
+        """The layer, the head and the numbers of the columns, for each head."""
+        for layer in self.layers:
+            for head in range(layer.num_heads):
+                yield layer.number, head, *(float(layer.means[name][head]) for name in self._columns)
 
     @staticmethod
     def of(profile: ModelProfile) -> HeadTable:
@@ -469,7 +477,7 @@ class HeadTable:
 
     def values(self, name: str) -> Tensor:
         """One statistic of all heads, (layers, H) or (layers, H, ...)."""
-        known = list(self.layers[0].means)
+        known = list(self.layers[0].means) if self.layers else []
         if name not in known:
             raise RegardError(f"HeadTable: there is no statistic {name!r}. Known names: {', '.join(known)}.")
         means = [layer.means[name] for layer in self.layers]
@@ -522,12 +530,9 @@ class HeadTable:
 
     def table(self) -> str:
         """One line of plain text for each head; statistics with several numbers for each head are left out."""
-        names = [name for name, mean in self.layers[0].means.items() if mean.ndim == 1]
-        lines = ["layer head " + " ".join(f"{name:>11}" for name in names)]
-        for layer in self.layers:
-            for head in range(len(layer.means[names[0]])):
-                cells = " ".join(f"{float(layer.means[name][head]):11.3f}" for name in names)
-                lines.append(f"{layer.number:5d} {head:4d} {cells}")
+        lines = [" ".join(["layer head", *(f"{name:>11}" for name in self._columns)])]
+        for number, head, *values in self._rows():
+            lines.append(" ".join([f"{number:5d} {head:4d}", *(f"{value:11.3f}" for value in values)]))
         return "\n".join(lines)
 
 

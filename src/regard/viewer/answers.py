@@ -79,7 +79,11 @@ class Answers:
 
         A text that the model cannot take, such as a long one, is answered with the reason, not with an error of HTTP.
         """
-        assert self.model is not None
+        if self.model is None:
+            raise RegardError(
+                "Answers.read: these answers have no model, so they read no typed text. Give one: "
+                "Answers(sheets, model=live_model)."
+            )
         request = live_request(body, self.model.questions)
         try:
             numbers = self.typed.find(request) or self.typed.add(request, self.model.answer(request, check))

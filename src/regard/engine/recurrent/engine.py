@@ -12,7 +12,7 @@ from regard.base.shapes import at_least_float32, in_one_dtype
 from regard.engine.kernel.recurrence import CompiledRecurrence, NextState, compiled_recurrence, run_recurrence
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.recurrent.chunked import CHUNK, RUN, Inputs, Kind, chunked
-from regard.engine.transforms import differentiable_once
+from regard.engine.transforms import differentiable_once, is_transformed
 from regard.pieces.transition import Steps, with_heads
 
 #: Up to this number of tokens a call without gradients runs token by token.
@@ -52,14 +52,15 @@ def recur(steps: Steps, value: Tensor, state: Tensor | None = None) -> tuple[Ten
     """Outputs (B, H, I, E) of the last I of J tokens, and the state (B, H, D, E) after all.
 
     `value` is (B, H, J, E). `state` is that before the first token, or broadcasts to it; zeros by default. Gradients
-    reach the tensors of `steps`, the values and the state.
+    reach the tensors of `steps`, the values and the state. Inside torch.func torch's own operations go token by token,
+    so there are derivatives of any order.
     """
     B, H, I, D = steps.query.shape
     J, E = value.shape[2:]
     if 0 in (B * H, J):
         last = value.new_zeros(B, H, D, E) if state is None else state.expand(B, H, D, E)
         return value.new_zeros(B, H, I, E), at_least_float32(last)
-    compiled = _compiled(steps, value, state)
+    compiled = None if is_transformed() else _compiled(steps, value, state)
     output, last = _in_torch(steps, value, state) if compiled is None else compiled
     if steps.own is not None:  # a weight of its own on the query's token, which no state holds
         output = output + steps.own[..., None] * value[:, :, J - I :]
@@ -121,7 +122,8 @@ def _in_torch(steps: Steps, value: Tensor, state: Tensor | None) -> tuple[Tensor
         flat["log_decay"] = values.new_zeros(B * H, J, 1)
     names = [name for name, x in flat.items() if x is not None]
     *tensors, values, first = in_one_dtype(*(flat[name] for name in names), values, first)  # type: ignore[arg-type]
-    flat.update(zip(names, differentiable_once("recurrent", *tensors), strict=True))
+    tensors = tensors if is_transformed() else differentiable_once("recurrent", *tensors)
+    flat.update(zip(names, tensors, strict=True))
     output, last = _in_parts(flat, values, first, Kind(steps.reads_before, steps.erases_before))
     return output.view(B, H, I, E), last.view(B, H, D, E)
 
@@ -140,7 +142,7 @@ def _in_parts(flat: dict[str, Tensor | None], value: Tensor, state: Tensor, kind
     assert query is not None
     num_earlier = value.shape[1] - query.shape[1]
     learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (*flat.values(), value, state))
-    run = chunked if value.shape[1] > FEW or learns else stepwise
+    run = stepwise if is_transformed() or (value.shape[1] <= FEW and not learns) else chunked
     if num_earlier:
         state = run(_inputs(flat, value, slice(0, num_earlier), None), state, kind)[1]
     output, state = run(_inputs(flat, value, slice(num_earlier, None), query), state, kind)

@@ -21,6 +21,7 @@ from regard.base.positions import Positions
 from regard.edits.layer_edits import LayerEdits
 from regard.edits.recurrent_edits import edited_recurrence, without_softmax
 from regard.engine.recurrent import recur
+from regard.engine.transforms import is_transformed
 from regard.hf.calls import RECURRENCE, AttentionCall, Translation
 from regard.hf.capture.recurrent_calls import RecurrentCall, dtype_of, read_core
 from regard.hf.edited_calls import as_mistakes, edited_call
@@ -74,7 +75,7 @@ def changed_output(
     if call.earlier is None and read_graph is not None:
         core = read_core(module, read_graph)
         output, rows = _edited(edits, core, core.value, core.form())
-    elif first.requires_grad:
+    elif first.requires_grad or is_transformed():  # a forward derivative does not say that it is one
         raise RegardError(
             f"edit: {type(module).__name__} continues a state, or computes its recurrence inside its module, so an "
             "edited run has no gradients. Use torch.no_grad; if a state is continued, give the whole text in one call."

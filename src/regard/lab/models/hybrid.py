@@ -62,8 +62,7 @@ class HybridTranslator(Translator):
         return Memory(states, real, (self.cross_attention_layer.keys(states, mask=mask),), final)
 
     def start(self, memory: Memory) -> State:
-        assert memory.final is not None, "recurrent encoders have a last state"
-        return State(self.cells.first(memory.final))
+        return State(self.cells.first(memory.last_state))
 
     def advance(self, memory: Memory, state: State, tokens: Tensor) -> tuple[Tensor, State]:
         embedded = self.target_embedding(tokens[:, None], state.length)[:, 0]
@@ -79,7 +78,7 @@ class HybridTranslator(Translator):
 
     def _read(self, memory: Memory, states: Tensor, start: int) -> Tensor:
         """LSTM states (B, T, C), the first at position `start`, -> outputs of the decoder (B, T, C)."""
-        seen = self.cross_attention_layer(states, memory.keys[0], start=start)
+        seen = self.cross_attention_layer(states, memory.source_keys, start=start)
         return self.around_cross.after(states, seen.output)
 
 

@@ -75,7 +75,7 @@ class RecurrentTranslator(Translator):
         return Memory(states, real, self._keys(states, mask), final)
 
     def start(self, memory: Memory) -> State:
-        return State((self.cells.first(_final(memory)),))
+        return State((self.cells.first(memory.last_state),))
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.projection(hidden)
@@ -123,14 +123,14 @@ class FixedVectorTranslator(RecurrentTranslator):
         self.readout = nn.Linear(3 * width, width)
 
     def advance(self, memory: Memory, state: State, tokens: Tensor) -> tuple[Tensor, State]:
-        embedded, final = self._embedded(tokens), _final(memory)
+        embedded, final = self._embedded(tokens), memory.last_state
         projected = self.cells.project(torch.cat((embedded, final), -1))
         cells = self.cells(projected, None, state.carried[0])
         return self._output(embedded, cells[-1][0], final), State((cells,), state.length + 1)
 
     def decode(self, memory: Memory, target: Tensor) -> Tensor:
         embedded = self.target_embedding(target)
-        final = _final(memory)[:, None].expand_as(embedded)
+        final = memory.last_state[:, None].expand_as(embedded)
         states = self.cells.whole(torch.cat((embedded, final), -1), self.start(memory).carried[0])
         return self._output(embedded, states, final)
 
@@ -179,7 +179,7 @@ class RecurrentAttentionTranslator(RecurrentTranslator):
 
     def _context(self, memory: Memory, state: Tensor, position: int) -> Tensor:
         """The context (B, C) that the state (B, C) of one step attends to."""
-        return self.bridge(state[:, None], memory.keys[0], start=position).output[:, 0]
+        return self.bridge(state[:, None], memory.source_keys, start=position).output[:, 0]
 
 
 @checked
@@ -270,7 +270,7 @@ class LuongTranslator(RecurrentAttentionTranslator):
         if self.input_feeding:
             return super().decode(memory, target)
         states = self.cells.whole(self.target_embedding(target), self.start(memory).carried[0])
-        return self._attentional_vector(self.bridge(states, memory.keys[0], start=0).output, states)
+        return self._attentional_vector(self.bridge(states, memory.source_keys, start=0).output, states)
 
     def _step(self, memory: Memory, projected: Tensor, carried: Any, position: int) -> tuple[tuple[Tensor, ...], Any]:
         cells, previous = carried
@@ -297,9 +297,3 @@ def bridge_for(attention: Mechanism, width: int, num_heads: int = 1) -> CrossAtt
     bridge = MultiHeadAttention(width, num_heads, attention=head_attention)
     bridge.is_cross_attention = True
     return bridge
-
-
-def _final(memory: Memory) -> Tensor:
-    """The last state of the encoder, (B, C)."""
-    assert memory.final is not None, "recurrent encoders have a last state"
-    return memory.final

@@ -39,6 +39,20 @@ class Memory:
     keys: tuple[ProjectedKV, ...] = ()
     final: Tensor | None = None
 
+    @property
+    def last_state(self) -> Tensor:
+        """`final`, which a recurrent decoder begins with."""
+        if self.final is None:
+            raise _other_encoder("last state")
+        return self.final
+
+    @property
+    def source_keys(self) -> ProjectedKV:
+        """The keys of the only attention of a recurrent decoder."""
+        if not self.keys:
+            raise _other_encoder("keys for attention")
+        return self.keys[0]
+
     def select(self, index: Tensor) -> Memory:
         """The memory for decoder rows that read the sources at `index`, in that order; an index may be repeated.
 
@@ -47,6 +61,14 @@ class Memory:
         """
         rows = Rows.of(index)
         return replace(self, keys=tuple(keys.shared(rows) for keys in self.keys), final=select_rows(self.final, index))
+
+
+def _other_encoder(missing: str) -> RegardError:
+    """The error of a decoder that needs what the memory of another model does not have."""
+    return RegardError(
+        f"Memory: this decoder needs the {missing} of its encoder, and the memory has none. Encode the source with the "
+        "same model: memory = model.encode(source); state = model.start(memory)."
+    )
 
 
 @dataclass(frozen=True, eq=False)
