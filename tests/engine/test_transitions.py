@@ -274,6 +274,15 @@ def test_a_map_of_tensors_of_a_model():
         TransportedMap.of_steps(rg.transitions.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
 
 
+@every_transition
+def test_queries_without_keys_have_outputs_of_zeros(name):
+    attention, (q, k, v), tensors, _ = made(name, J=6)
+    none = {name: x[:, :, :0] for name, x in tensors.items()}
+    seen = attention(q, k[:, :, :0], v[:, :, :0], **none)
+    assert seen.output.shape == (2, 3, 6, 5) and not seen.output.any()
+    assert seen.weights.dense().shape == (2, 3, 6, 0)
+
+
 def test_empty_calls():
     attention, (q, k, v), tensors, _ = made("gated_deltanet", J=6)
     none = {name: x[:, :, :0] for name, x in tensors.items()}

@@ -202,6 +202,8 @@ def _bonus_weight(piece: str, query: Tensor, key: Tensor, bonus: Tensor) -> Tens
         raise RegardError(
             f"{piece}: bonus must be (heads, width) = {(query.shape[1], query.shape[3])}, got {tuple(bonus.shape)}."
         )
+    if not key.shape[2]:  # a call without keys: its queries have no own token
+        return query.new_zeros(query.shape[:3])
     keys = with_heads(key[:, :, key.shape[2] - query.shape[2] :], query.shape[1])
     return (query * _of_head(bonus, query) * keys).sum(-1)
 
