@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.base.errors import RegardError, first_line
 from regard.base.names import explanation
-from regard.base.shapes import unusual_kind
+from regard.base.shapes import has_numbers, unusual_kind
 
 
 @dataclass(frozen=True)
@@ -26,11 +26,33 @@ class AtLeast:
 
     least: float
 
+    @property
+    def words(self) -> str:
+        return f" of at least {self.least}"
+
+    def allows(self, value: Any) -> bool:
+        return bool(value >= self.least)
+
+
+@dataclass(frozen=True)
+class NotLearned:
+    """A number whose gradient would be lost, because it only chooses constants, such as frequencies."""
+
+    words = ", no learned one"
+
+    def allows(self, value: Any) -> bool:
+        return not (isinstance(value, Tensor) and value.requires_grad)
+
+    def remedy(self, value: Any) -> str:
+        return "No gradient reaches it; value.item() is its number." if isinstance(value, Tensor) else ""
+
 
 #: An integer of at least 1, such as a number of heads, channels or layers.
 Size = Annotated[int, AtLeast(1)]
 #: An integer of at least 0, such as a number of tokens.
 Count = Annotated[int, AtLeast(0)]
+#: A number that is never learned: a tensor without axes becomes Python's number.
+Constant = Annotated[float, NotLearned()]
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
@@ -50,8 +72,9 @@ class HoldsMaps:
 def checked(target: Checked) -> Checked:
     """Check the arguments of a function, or of the constructor of a class, against their annotations at each call.
 
-    An integer of NumPy, or in a tensor without axes, becomes a Python integer. A number may be an integer, or a tensor
-    without axes, which may be learned. True is neither an integer nor a number. A result that `HoldsMaps` becomes its
+    An integer of NumPy, or in a tensor without axes, becomes a Python integer, and other numbers that are not Python's
+    become Python's. A number may be an integer, or a tensor without axes, which may be learned unless the number is a
+    `Constant`. True is neither an integer nor a number. A result that `HoldsMaps` becomes its
     dict of maps where a dict is expected. The function itself checks the rules that an annotation cannot express, such
     as a shape.
 
@@ -67,7 +90,7 @@ def checked(target: Checked) -> Checked:
     if isinstance(target, type):
         target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
         return target  # type: ignore[return-value]
-    return _checked(target, target.__name__)
+    return _checked(target, target.__qualname__.rpartition("<locals>.")[2])
 
 
 def explained(target: Checked) -> Checked:
@@ -136,9 +159,7 @@ def _checked(function: Any, name: str) -> Any:
             wrong = [item for item in (value if is_variadic else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
-            # an integer of NumPy or in a tensor becomes Python's, but a tensor stays where one may be given
-            is_index = _is_integer(value) and not _names(expected, Tensor)
-            bound.arguments[parameter] = operator.index(value) if is_index else value
+            bound.arguments[parameter] = _as_number(value, expected)
         try:
             return function(*bound.args, **bound.kwargs)
         except (TypeError, RuntimeError, AttributeError) as error:
@@ -146,6 +167,19 @@ def _checked(function: Any, name: str) -> Any:
             raise
 
     return with_checks
+
+
+def _as_number(value: Any, expected: Any) -> Any:
+    """Python's number in place of another number. A tensor stays where one may be given or learned."""
+    if type(value) in (int, float, str, bool, type(None)):  # the usual cases
+        return value
+    if isinstance(value, Tensor) and _names(expected, Tensor):
+        return value
+    if _is_integer(value):
+        return operator.index(value)
+    if isinstance(value, Tensor):
+        return value.item() if _names(expected, NotLearned()) and has_numbers(value) else value
+    return float(value) if _names(expected, float) and isinstance(value, Real) else value
 
 
 def _bound(
@@ -172,11 +206,12 @@ def _mistake(name: str, parameter: str, value: object, expected: Any, signature:
     kind = "a number beyond 64 bits" if isinstance(value, int) and abs(value) >= 2**63 else kind
     got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # only its value is wrong
     rule = f"{parameter} must be {words(expected)}{got}"
-    inner = _first_misfit(value, expected, parameter)
+    call, inner = f"{name}({parameter}={_short(value)})", _first_misfit(value, expected, parameter)
     if inner is not None:  # a dict or list of the right kind: one of its items is wrong
         place, item, wanted = inner
         rule = f"{parameter} must be {words(expected)}: {place} must be {words(wanted)}, got {_short(item)}"
-    return f"{name}({parameter}={_short(value)}): {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
+        value, expected = item, wanted
+    return f"{call}: {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
 
 
 def _first_misfit(value: Any, expected: Any, place: str) -> tuple[str, Any, Any] | None:
@@ -215,7 +250,8 @@ def _remedy(value: object, expected: Any) -> str:
         return f"A model is loaded first: model, tokenizer = regard.load_model({value!r}). "
     if torch.nn.Module in options and hasattr(value, "convert_ids_to_tokens"):
         return "This is a tokenizer; the model comes first. "
-    return next((f"{option.remedy(value)} " for option in options if hasattr(option, "remedy")), "")
+    remedies = (option.remedy(value) for option in options if hasattr(option, "remedy"))
+    return next((f"{remedy} " for remedy in remedies if remedy), "")
 
 
 def _short(value: object) -> str:
@@ -226,7 +262,7 @@ def _short(value: object) -> str:
 
 def _shown(name: str, signature: inspect.Signature) -> str:
     """The signature as a user reads it, `repeat(word: str, times: int = 2)`, for the end of a message."""
-    parameters = [_with_short_default(p) for p in signature.parameters.values() if p.name != "self"]
+    parameters = [_with_short_default(p) for p in signature.parameters.values() if p.name not in ("self", "cls")]
     text = str(inspect.Signature(parameters)).replace("'", "").replace("<factory>", "...")
     return f"{name}{text}"
 
@@ -260,7 +296,7 @@ def fits(value: object, expected: Any) -> bool:
     if origin in (typing.Union, types.UnionType):
         return any(fits(value, option) for option in arguments)
     if origin is Annotated:
-        return fits(value, arguments[0]) and all(value >= bound.least for bound in arguments[1:])  # type: ignore[operator]
+        return fits(value, arguments[0]) and all(bound.allows(value) for bound in arguments[1:])
     if origin is typing.Literal:
         return isinstance(value, tuple(map(type, arguments))) and value in arguments
     if origin is tuple and isinstance(value, tuple) and ... not in arguments:
@@ -289,9 +325,9 @@ def _is_plain(value: object, expected: Any) -> bool:
     return isinstance(value, expected)
 
 
-def _names(expected: Any, kind: type) -> bool:
-    """Whether an annotation allows a type."""
-    return expected is kind or any(_names(option, kind) for option in typing.get_args(expected))
+def _names(expected: Any, kind: Any) -> bool:
+    """Whether an annotation allows a type, or has this rule."""
+    return expected == kind or any(_names(option, kind) for option in typing.get_args(expected))
 
 
 def _as_dict(value: Any, expected: Any) -> Any:
@@ -364,7 +400,7 @@ def words(expected: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(words(option) for option in arguments))
     if origin is Annotated:
-        return words(arguments[0]) + "".join(f" of at least {bound.least}" for bound in arguments[1:])
+        return words(arguments[0]) + "".join(bound.words for bound in arguments[1:])
     if origin is typing.Literal:
         return " or ".join(map(repr, arguments))
     if origin in (list, tuple, Sequence, Collection, Iterable):
@@ -384,6 +420,8 @@ PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and Fals
 
 def _plural(expected: Any) -> str:
     """The items of a list in words: `integers`, `Masks`; `values` for a type without a name."""
+    if typing.get_origin(expected) is Annotated:
+        return _plural(typing.get_args(expected)[0])
     name = getattr(expected, "__name__", None)
     return PLURALS.get(expected) or (f"{name}s" if name else "values")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.checks import Size, checked
+from regard.base.checks import Constant, Size, checked
 from regard.base.errors import RegardError
 from regard.pieces.position import Scaling
 
@@ -35,10 +35,10 @@ class YaRNScaling(Scaling):
     1.1386
     """
 
-    factor: float
+    factor: Constant
     trained_length: Size
-    fast: float = 32.0
-    slow: float = 1.0
+    fast: Constant = 32.0
+    slow: Constant = 1.0
     attention_factor: float | None = None
     is_rounded: bool = True
 
@@ -85,8 +85,8 @@ class LongRoPEScaling(Scaling):
     ([1.0, 0.005], 1.1547)
     """
 
-    factors: Sequence[float]
-    extension: float = 1.0
+    factors: Sequence[Constant]
+    extension: Constant = 1.0
     trained_length: Size = 4096
 
     def __post_init__(self) -> None:
@@ -117,8 +117,8 @@ class ProportionalScaling(Scaling):
     [1.0, 0.1, 0.0, 0.0]
     """
 
-    share: float
-    factor: float = 1.0
+    share: Constant
+    factor: Constant = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

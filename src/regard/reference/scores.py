@@ -18,7 +18,9 @@ def compare(piece: object, q: Array, k: Array, h: int) -> Array:
 
 
 @compare.register
-def _(piece: score.Dot | score.Cosine | score.Bilinear | feature_maps.FeatureScore, q: Array, k: Array, h: int) -> Array:
+def _(
+    piece: score.Dot | score.Cosine | score.Bilinear | feature_maps.FeatureScore, q: Array, k: Array, h: int
+) -> Array:
     q, k, factor = vectors(piece, q, k, h)
     return factor * (q @ k.T)
 
