@@ -1,7 +1,7 @@
 """The definition of attention: every piece in NumPy, float64, dense, one head at a time. Read it first, in this order:
 
     attention.py      one head: encode q and k, compare, shift, mask, normalize, multiply with the values
-    scores.py         `compare`: how a query is compared with a key (`vectors` of dot products, `features` of linear ones)
+    scores.py         `compare`: how a query is compared with a key (`vectors` and `features`: what it multiplies)
     masks.py          `attends`: which query may attend to which key
     positions.py      `encode`, `encode_heads`: what positions do to queries and keys
     biases.py         `shift`: what is added to scores
