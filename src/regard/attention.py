@@ -353,14 +353,13 @@ class Prepared:
         `state_of` prepares each bias, in place of its own `prepare`. The order matters: biases and the score receive
         encoded queries and keys, and biases receive them before the score projects them.
         """
-        score, position = attention.score, attention.position
+        position = attention.position
         if position is not None:
             query, key = position.encode_both(query, key, positions, **tensors_for(position, tensors))
         prepare = _prepared_bias if state_of is None else state_of
         states = [prepare(bias, query, key, positions, tensors) for bias in attention.bias]
-        query, key = score.prepare(query, key, **tensors_for(score, tensors))
-        prepared = Prepared(query, key, tuple(r for r, _ in states), tuple(c for _, c in states))
-        return attention.family.prepared(attention, prepared, tensors)
+        query, key, steps = attention.family.prepared(attention, query, key, tensors)
+        return Prepared(query, key, tuple(r for r, _ in states), tuple(c for _, c in states), steps)
 
     def tensors(self) -> list[Tensor]:
         """All tensors but those of the steps: the queries, the keys, and what the biases prepared."""
@@ -445,9 +444,12 @@ class Family:
             )
 
     @staticmethod
-    def prepared(attention: Attention, prepared: Prepared, tensors: CallTensors) -> Prepared:
-        """The prepared tensors, with what the family needs beside queries and keys."""
-        return prepared
+    def prepared(
+        attention: Attention, query: Tensor, key: Tensor, tensors: CallTensors
+    ) -> tuple[Tensor, Tensor, Steps | None]:
+        """The queries and keys that the score prepared, from encoded ones, and the steps of a transition."""
+        score = attention.score
+        return *score.prepare(query, key, **tensors_for(score, tensors)), None
 
     @staticmethod
     def memory_pieces(attention: Attention) -> tuple[Any, ...]:
@@ -487,13 +489,12 @@ class Transported(Family):
             raise RegardError(f"Attention: a transition computes no single weights, which {piece!r} would change.")
 
     @staticmethod
-    def prepared(attention: Attention, prepared: Prepared, tensors: CallTensors) -> Prepared:
-        """The queries and keys that the score prepared, and the steps that the transition computes from them."""
-        transition, score = attention.transition, attention.score
-        assert transition is not None
-        given = tensors_for(transition, tensors)
-        steps = scaled_steps(transition, score, prepared.query, prepared.key, given)
-        return Prepared(prepared.query, prepared.key, (), (), steps)
+    def prepared(
+        attention: Attention, query: Tensor, key: Tensor, tensors: CallTensors
+    ) -> tuple[Tensor, Tensor, Steps | None]:
+        """The encoded queries and keys as they are, and the steps, which the score and the transition make of them."""
+        assert attention.transition is not None
+        return query, key, scaled_steps(attention.transition, attention.score, query, key, tensors)
 
     @staticmethod
     def memory_pieces(attention: Attention) -> tuple[Any, ...]:

@@ -113,7 +113,9 @@ def test_a_function_has_the_suffix_of_its_level(monkeypatch):
 
 
 def test_a_level_without_a_function_of_its_own_has_that_of_its_vectors():
-    functions = SimpleNamespace(regard_forward_avx512="forward", regard_decode_avx512="wide", regard_decode_avx512bf16="own")
+    functions = SimpleNamespace(
+        regard_forward_avx512="forward", regard_decode_avx512="wide", regard_decode_avx512bf16="own"
+    )
     found = library.Library(functions, 3)
     assert [found.function(name) for name in ("forward", "decode")] == ["forward", "own"]
     assert found.has("forward") and not found.has("dance")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import pickle
 from dataclasses import fields
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 
 import regard as rg
 from regard.engine.recurrent import chunked as chunked_module
@@ -27,18 +30,42 @@ def small_chunks(monkeypatch):
     monkeypatch.setattr(transport_module, "CHUNK", 4)
 
 
-def made(name, J=14, I=None):
+def _numbers(*shape):
+    return nn.Parameter(torch.linspace(-0.5, 2.0, math.prod(shape), dtype=torch.float64).view(shape))
+
+
+def _unit(x):
+    return x / x.norm(dim=-1, keepdim=True)
+
+
+#: name: a score that is a dot product, and by definition the vectors of its queries and keys, and its factor.
+SCORES = {
+    "number": (rg.Dot(0.5), lambda q, k: (q, k), 0.5),
+    "learned": (rg.Dot(factor := nn.Parameter(torch.tensor(0.3).double())), lambda q, k: (q, k), factor),
+    "of heads": (rg.Dot(factors := _numbers(3, 1, 1)), lambda q, k: (q, k), factors),
+    "cosine": (rg.scores.Cosine(3.0), lambda q, k: (_unit(q), _unit(k)), 3.0),
+    "learned cosine": (rg.scores.Cosine(factors), lambda q, k: (_unit(q), _unit(k)), factors),
+    "bilinear": (general := rg.scores.Bilinear(4, 4, 3).double(), lambda q, k: (q @ general.weight, k), 1.0),
+    "features": (rg.scores.FeatureScore(), lambda q, k: (F.elu(q) + 1, F.elu(k) + 1), 1.0),
+}
+every_score = pytest.mark.parametrize("score", SCORES)
+
+
+def made(name, J=14, I=None, score="number"):
     """An attention, its inputs, the tensors of the call, and its weights by definition."""
     transition, q, k, v, tensors = drawn(name, J, I)
-    attention = rg.Attention(rg.Dot(0.5), transition=transition)
-    return attention, (q, k, v), tensors, by_definition(steps_of(transition, q, k, tensors))
+    piece, vectors, factor = SCORES[score]
+    attention = rg.Attention(piece, transition=transition)
+    return attention, (q, k, v), tensors, by_definition(steps_of(transition, *vectors(q, k), tensors, factor))
 
 
 @pytest.mark.parametrize("I", [14, 5])
+@every_score
 @every_transition
-def test_output_and_weights_are_those_of_both_definitions(name, I):
+@torch.no_grad()
+def test_output_and_weights_are_those_of_both_definitions(name, score, I):
     """`by_definition` multiplies batches of matrices, the reference engine one head at a time in NumPy."""
-    attention, inputs, tensors, weights = made(name, I=I)
+    attention, inputs, tensors, weights = made(name, I=I, score=score)
     seen = attention(*inputs, **tensors)
     by_numpy = attention(*inputs, **tensors, engine="reference")
     torch.testing.assert_close(seen.weights.dense(), weights)
@@ -47,22 +74,34 @@ def test_output_and_weights_are_those_of_both_definitions(name, I):
     assert seen.weights.is_signed and not weights.triu(15 - I).any()
 
 
-@pytest.mark.parametrize("make", [rg.GrowingCache, rg.caches.RecurrentCache])
+@pytest.mark.parametrize("score", [name for name, (piece, *_) in SCORES.items() if [*piece.parameters()]])
 @every_transition
-def test_caches_continue_the_memory(name, make):
-    attention, (q, k, v), tensors, weights = made(name)
+def test_gradients_of_a_learned_score_are_those_of_the_definition(name, score):
+    attention, inputs, tensors, _ = made(name, score=score)
+    piece, vectors, factor = SCORES[score]
+    leaves = *(x.requires_grad_() for x in inputs), *piece.parameters()
+    weights = by_definition(steps_of(attention.transition, *vectors(*inputs[:2]), tensors, factor))
+    found = torch.autograd.grad(attention(*inputs, **tensors).output.sin().sum(), leaves)
+    torch.testing.assert_close(found, torch.autograd.grad((weights @ inputs[2]).sin().sum(), leaves))
+
+
+@pytest.mark.parametrize("make", [rg.GrowingCache, rg.caches.RecurrentCache])
+@every_score
+@every_transition
+@torch.no_grad()
+def test_caches_continue_the_memory(name, score, make):
+    attention, (q, k, v), tensors, weights = made(name, score=score)
     cache, outputs, start = make(), [], 0
-    with torch.no_grad():
-        for size in (6, 1, 5, 2):
-            part = slice(start, start := start + size)
-            here = {tensor: x[:, :, part] for tensor, x in tensors.items()}
-            seen = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
-            outputs.append(seen.output)
-            cache = seen.cache
+    for size in (6, 1, 5, 1, 1):
+        part = slice(start, start := start + size)
+        here = {tensor: x[:, :, part] for tensor, x in tensors.items()}
+        seen = attention(q[:, :, part], k[:, :, part], v[:, :, part], cache=cache, **here)
+        outputs.append(seen.output)
+        cache = seen.cache
     torch.testing.assert_close(torch.cat(outputs, 2), weights @ v)
     assert cache.length == 14
     if make is rg.GrowingCache:
-        torch.testing.assert_close(seen.weights.dense(), weights[:, :, -2:])
+        torch.testing.assert_close(seen.weights.dense(), weights[:, :, -1:])
 
 
 @pytest.mark.parametrize("learns", [False, True])
@@ -261,6 +300,15 @@ def test_a_map_of_tensors_of_a_model():
     assert weights.shape == (2, 3, 5, 12)
     with pytest.raises(rg.RegardError, match="a key of its own"):
         TransportedMap.of_steps(rg.transitions.Steps(torch.zeros(1, 1, 3, 2), torch.zeros(1, 1, 2, 2)))
+
+
+@every_transition
+def test_queries_without_keys_have_outputs_of_zeros(name):
+    attention, (q, k, v), tensors, _ = made(name, J=6)
+    none = {name: x[:, :, :0] for name, x in tensors.items()}
+    seen = attention(q, k[:, :, :0], v[:, :, :0], **none)
+    assert seen.output.shape == (2, 3, 6, 5) and not seen.output.any()
+    assert seen.weights.dense().shape == (2, 3, 6, 0)
 
 
 def test_empty_calls():

@@ -10,6 +10,7 @@ from itertools import product
 import pytest
 import torch
 
+import map_kinds
 import regard as rg
 from cataloged import SELECTED, SINGLE, TRANSPORTED, WITH_TENSORS
 from drawn import LAYOUTS
@@ -55,6 +56,43 @@ def test_autocast_rounds_inputs_and_never_sums(normalizer, engine):
     torch.testing.assert_close(inside.sum(-1), torch.ones(1, 2, 40), rtol=0, atol=1e-5)
     exact = attention(*(t.bfloat16().float() for t in (q, k, v)))
     torch.testing.assert_close(inside, exact.weights.dense(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("attention", "engine"),
+    [
+        (rg.Attention(normalizer=rg.normalizers.Sparsemax(), mask=rg.causal()), "blocked"),
+        (mechanisms()["linear"].build(), "linear"),
+        (rg.Attention(transition=rg.transitions.Decay(-0.3)), "recurrent"),
+        (rg.Attention(transition=rg.transitions.Delta(), score=rg.Dot(torch.tensor(0.5))), "recurrent"),
+        (rg.Attention(transition=rg.transitions.ChannelDecay()), "recurrent"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("of", ["output", "weights"])
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_backward_pass_inside_autocast_rounds_no_sums(attention, engine, of, compiled, monkeypatch):
+    """Of the engines that compute gradients themselves; a derivative of torch's own operations is torch's."""
+    if not compiled:
+        monkeypatch.setattr("regard.engine.linear.compiled_sums", lambda *_: None)
+        monkeypatch.setattr("regard.engine.recurrent.engine.compiled_recurrence", lambda *_: None)
+    (q, k, v), found = tensors(2, 2, 24, 8), []
+    given = {name: -torch.rand(2, 2, 24, *((8,) * axes.count("D"))).abs() for name, axes in needed(attention).items()}
+    for inside in (False, True):
+        leaves = [t.clone().requires_grad_() for t in (q, k, v)][: 3 if of == "output" else 2]
+        with torch.autocast("cpu", torch.bfloat16):
+            seen = attention(*leaves, *(() if of == "output" else (v,)), **given, engine=engine)
+            total = (seen.output.float() if of == "output" else seen.weights.dense()).sin().sum()
+            if inside:
+                total.backward()
+        if not inside:
+            total.backward()
+        found.append([leaf.grad for leaf in leaves])
+    torch.testing.assert_close(*found)
+
+
+def needed(attention):
+    return getattr(attention.transition, "needs", {})
 
 
 LEARNED = [
@@ -486,3 +524,49 @@ def test_rows_are_copied_only_where_vectors_overlap(axis):
         x = torch.randn(200).as_strided((*shape, 4), (*strides, 1))
         assert (_as_rows(x) is x) is (count == 1)
         assert _as_rows(x).equal(x)
+
+
+READS = {
+    "dense": lambda w, v: w.dense(),
+    "row": lambda w, v: w[0, -1, -1],
+    "rows": lambda w, v: w.tile(rows=[0, w.shape[2] - 1]),
+    "entropy": lambda w, v: w.entropy(),
+    "received": lambda w, v: w.received(),
+    "mass": lambda w, v: w.mass([0, 1]),
+    "distance": lambda w, v: w.distance(),
+    "pool": lambda w, v: w.pool(2, 3),
+    "similarity": lambda w, v: w.similarity(),
+    "sum": lambda w, v: w.sum(-1),
+    "mean": lambda w, v: w.mean(1),
+    "top": lambda w, v: w.top(2).weights,
+    "product": lambda w, v: w @ v,
+    "product of more": lambda w, v: w @ torch.stack((v, v)).detach(),
+    "states": lambda w, v: w.reduction_states([rg.maps.KeyTotals()])[rg.maps.KeyTotals()],
+    "value weighted": lambda w, v: rg.stats.value_weighted(w, v).dense(),
+}
+COMPOSITES = ("differential", "infini", "linformer", "moba", "nsa", "nystrom")
+MAPS = {name: make for name, make in map_kinds.MADE.items() if not name.startswith(("no ", "one "))}
+MAPS |= {name: lambda name=name: map_kinds.of_mechanism(name) for name in (*TRANSPORTED, *COMPOSITES)}
+
+
+def _read(read, weights):
+    """The numbers, and the gradients of the values if there are some; None if this kind of map has no such numbers."""
+    values = torch.randn(1, 1, weights.shape[3], 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    try:
+        result = read(weights, values)
+    except rg.RegardError:
+        return None
+    numbers = result if isinstance(result, list) else [result]
+    learning = [x for x in numbers if x.requires_grad]
+    given = [torch.ones_like(x) for x in learning]
+    return [*numbers, *torch.autograd.grad(learning, values, given, allow_unused=True)] if learning else numbers
+
+
+@pytest.mark.parametrize("read", READS)
+@pytest.mark.parametrize("name", MAPS)
+def test_a_map_read_inside_autocast_has_the_same_numbers(name, read):
+    outside, inside = (torch.manual_seed(0) and MAPS[name]() for _ in range(2))  # one map may keep what it has read
+    expected = _read(READS[read], outside)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = _read(READS[read], inside)
+    torch.testing.assert_close(found, expected)

@@ -82,10 +82,10 @@ def drawn(name, J, I=None, seed=0):
     return build(), q[:, :, J - (J if I is None else I) :], k, v, tensors(J)
 
 
-def steps_of(transition, q, k, tensors):
-    """The `Steps` of a call with scores q . k / 2."""
+def steps_of(transition, q, k, tensors, factor=0.5):
+    """The `Steps` of a call with scores q . k times a factor; the factor comes after a norm."""
     q, k = transition.normalized(q, k)
-    return transition.prepare(q * 0.5, k, **tensors).of_heads(q.shape[1])
+    return transition.prepare(q * factor, k, **tensors).of_heads(q.shape[1])
 
 
 def by_definition(steps):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.base.errors import RegardError, first_line
 from regard.base.names import explanation
-from regard.base.shapes import unusual_kind
+from regard.base.shapes import has_numbers, unusual_kind
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,24 @@ class AtLeast:
     least: float
 
     def allows(self, value: Any) -> bool:
-        return value >= self.least
+        return bool(value >= self.least)
 
     def __str__(self) -> str:
         return f"of at least {self.least}"
+
+
+@dataclass(frozen=True)
+class NotLearned:
+    """A number whose gradient would be lost, because it only chooses constants, such as frequencies."""
+
+    def allows(self, value: Any) -> bool:
+        return not (isinstance(value, Tensor) and value.requires_grad)
+
+    def remedy(self, value: Any) -> str:
+        return "No gradient reaches it; value.item() is its number." if isinstance(value, Tensor) else ""
+
+    def __str__(self) -> str:
+        return "without a gradient"
 
 
 @dataclass(frozen=True)
@@ -60,6 +74,9 @@ Positive = Annotated[float, Finite(above=0)]
 Size = Annotated[int, AtLeast(1)]
 #: An integer of at least 0, such as a number of tokens.
 Count = Annotated[int, AtLeast(0)]
+#: A finite number that is never learned, and one above 0: a tensor without axes becomes Python's number.
+Constant = Annotated[float, Finite(), NotLearned()]
+PositiveConstant = Annotated[float, Finite(above=0), NotLearned()]
 
 Checked = TypeVar("Checked", bound=Callable[..., Any])
 
@@ -79,8 +96,9 @@ class HoldsMaps:
 def checked(target: Checked) -> Checked:
     """Check the arguments of a function, or of the constructor of a class, against their annotations at each call.
 
-    An integer of NumPy, or in a tensor without axes, becomes a Python integer. A number may be an integer, or a tensor
-    without axes, which may be learned. True is neither an integer nor a number. A result that `HoldsMaps` becomes its
+    An integer of NumPy, or in a tensor without axes, becomes a Python integer, and other numbers that are not Python's
+    become Python's. A number may be an integer, or a tensor without axes, which may be learned unless the number is a
+    `Constant`. True is neither an integer nor a number. A result that `HoldsMaps` becomes its
     dict of maps where a dict is expected. The function itself checks the rules that an annotation cannot express, such
     as a shape.
 
@@ -96,7 +114,7 @@ def checked(target: Checked) -> Checked:
     if isinstance(target, type):
         target.__init__ = _checked(target.__init__, target.__name__)  # type: ignore[misc]
         return target  # type: ignore[return-value]
-    return _checked(target, target.__name__)
+    return _checked(target, target.__qualname__.rpartition("<locals>.")[2])
 
 
 def explained(target: Checked) -> Checked:
@@ -163,14 +181,12 @@ def _checked(function: Any, name: str) -> Any:
             expected = annotations().get(parameter)
             if expected is None:
                 continue
-            value = _as_dict(value, expected)
+            value = _as_number(_as_dict(value, expected), expected)
             is_variadic = signature.parameters[parameter].kind is inspect.Parameter.VAR_POSITIONAL
             wrong = [item for item in (value if is_variadic else [value]) if not fits(item, expected)]
             if wrong:
                 raise RegardError(_mistake(name, parameter, wrong[0], expected, signature))
-            # an integer of NumPy or in a tensor becomes Python's, but a tensor stays where one may be given
-            is_index = _is_integer(value) and not _names(expected, Tensor)
-            bound.arguments[parameter] = operator.index(value) if is_index else value
+            bound.arguments[parameter] = value
         try:
             return function(*bound.args, **bound.kwargs)
         except (TypeError, RuntimeError, AttributeError) as error:
@@ -178,6 +194,19 @@ def _checked(function: Any, name: str) -> Any:
             raise
 
     return with_checks
+
+
+def _as_number(value: Any, expected: Any) -> Any:
+    """Python's number in place of another number. A tensor stays where one may be given or learned."""
+    if type(value) in (int, float, str, bool, type(None)):  # the usual cases
+        return value
+    if isinstance(value, Tensor) and _names(expected, Tensor):
+        return value
+    if _is_integer(value):
+        return operator.index(value)
+    if isinstance(value, Tensor):
+        return value.item() if _names(expected, NotLearned()) and has_numbers(value) else value
+    return float(value) if _names(expected, float) and isinstance(value, Real) else value
 
 
 def _bound(
@@ -204,11 +233,12 @@ def _mistake(name: str, parameter: str, value: object, expected: Any, signature:
     kind = "a number beyond 64 bits" if isinstance(value, int) and abs(value) >= 2**63 else kind
     got = "" if _is_integer(value) and _names(expected, int) else f", got {kind}"  # only its value is wrong
     rule = f"{parameter} must be {words(expected)}{got}"
-    inner = _first_misfit(value, expected, parameter)
+    call, inner = f"{name}({parameter}={_short(value)})", _first_misfit(value, expected, parameter)
     if inner is not None:  # a dict or list of the right kind: one of its items is wrong
         place, item, wanted = inner
         rule = f"{parameter} must be {words(expected)}: {place} must be {words(wanted)}, got {_short(item)}"
-    return f"{name}({parameter}={_short(value)}): {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
+        value, expected = item, wanted
+    return f"{call}: {rule}. {_remedy(value, expected)}{_shown(name, signature)}"
 
 
 def _first_misfit(value: Any, expected: Any, place: str) -> tuple[str, Any, Any] | None:
@@ -247,7 +277,8 @@ def _remedy(value: object, expected: Any) -> str:
         return f"A model is loaded first: model, tokenizer = regard.load_model({value!r}). "
     if torch.nn.Module in options and hasattr(value, "convert_ids_to_tokens"):
         return "This is a tokenizer; the model comes first. "
-    return next((f"{option.remedy(value)} " for option in options if hasattr(option, "remedy")), "")
+    remedies = (option.remedy(value) for option in options if hasattr(option, "remedy"))
+    return next((f"{remedy} " for remedy in remedies if remedy), "")
 
 
 def _short(value: object) -> str:
@@ -258,7 +289,7 @@ def _short(value: object) -> str:
 
 def _shown(name: str, signature: inspect.Signature) -> str:
     """The signature as a user reads it, `repeat(word: str, times: int = 2)`, for the end of a message."""
-    parameters = [_with_short_default(p) for p in signature.parameters.values() if p.name != "self"]
+    parameters = [_with_short_default(p) for p in signature.parameters.values() if p.name not in ("self", "cls")]
     text = str(inspect.Signature(parameters)).replace("'", "").replace("<factory>", "...")
     return f"{name}{text}"
 
@@ -321,9 +352,9 @@ def _is_plain(value: object, expected: Any) -> bool:
     return isinstance(value, expected)
 
 
-def _names(expected: Any, kind: type) -> bool:
-    """Whether an annotation allows a type."""
-    return expected is kind or any(_names(option, kind) for option in typing.get_args(expected))
+def _names(expected: Any, kind: Any) -> bool:
+    """Whether an annotation allows a type, or has this rule."""
+    return expected == kind or any(_names(option, kind) for option in typing.get_args(expected))
 
 
 def _as_dict(value: Any, expected: Any) -> Any:
@@ -416,7 +447,7 @@ WORDS[HoldsMaps] = "the result of regard.watch"  # type: ignore[index]
 PLURALS = {int: "integers", float: "numbers", str: "texts", bool: "True and False"}
 
 
-def _with_bounds(kind: str, bounds: tuple[AtLeast | Finite, ...]) -> str:
+def _with_bounds(kind: str, bounds: Sequence[object]) -> str:
     """`a number`, and the bounds of an annotation: `a finite number above 0`."""
     kind = kind.replace("number", "finite number") if any(isinstance(bound, Finite) for bound in bounds) else kind
     return " ".join(filter(None, [kind, *map(str, bounds)]))

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from regard.attention import Prepared
 from regard.base.shapes import known_none
@@ -25,7 +24,7 @@ from regard.engine.gradients import Gradients, GradientSums, block_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result
 from regard.engine.rows import StatisticBuffer, attend_rows
 from regard.engine.strided_blocks import CALL_BYTES, BlockRun, runs
-from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once
+from regard.engine.transforms import HIDDEN_GRADIENTS, differentiable_once, own_backward
 from regard.pieces.contents import tensor_snapshot
 from regard.pieces.mask import Mask
 from regard.pieces.normalizer import RowStatistic, is_coarse
@@ -237,7 +236,7 @@ class _Blocked(torch.autograd.Function):
         return output, *statistics
 
     @staticmethod
-    @once_differentiable
+    @own_backward
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
         tensors, saved_output = saved[: ctx.count], saved[ctx.count :]

@@ -13,13 +13,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32, group, in_one_dtype, without_zeros
 from regard.engine.kernel.sums import CompiledAverages, compiled_sums, sum_gradients
 from regard.engine.problem import Cost, Engine, Problem, Result, empty_result
-from regard.engine.transforms import differentiable_once
+from regard.engine.transforms import differentiable_once, own_backward
 from regard.pieces.mask import Mask, conjuncts
 from regard.pieces.score import dot_scale
 
@@ -242,7 +241,7 @@ class _CausalAverages(torch.autograd.Function):
         return output, row_statistic, state[..., : E + 1].view(past.shape)
 
     @staticmethod
-    @once_differentiable
+    @own_backward
     def backward(ctx: Any, grad: Tensor, _: Tensor, grad_state: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, past, *averages = ctx.saved_tensors
         G = key.shape[1]

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.autograd.function import once_differentiable
 
 from regard.base.errors import RegardError
-from regard.base.shapes import has_numbers
+from regard.base.shapes import has_numbers, without_autocast
 
 #: Why engines with a backward pass of their own cannot run.
 HIDDEN_GRADIENTS = (
@@ -32,6 +33,20 @@ REMEDIES = {
 }
 Function = TypeVar("Function", bound=Callable[..., Any])
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
+
+
+def own_backward(backward: Function) -> Function:
+    """A backward pass with no derivative of its own, computed without autocast, which would round its sums.
+
+    torch runs a backward pass under the autocast of its caller, as `with torch.autocast(...): loss.backward()` does.
+    """
+
+    @wraps(backward)
+    def in_full_precision(ctx: Any, *grads: Tensor) -> Any:
+        with without_autocast(grads[0].device):
+            return backward(ctx, *grads)
+
+    return once_differentiable(in_full_precision)
 
 
 def is_transformed() -> bool:

@@ -18,7 +18,7 @@ from regard.attention import Attention
 from regard.base.checks import Count, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import as_slice, as_tensor, to_device
+from regard.base.shapes import as_slice, as_tensor, to_device, without_autocast
 from regard.base.spans import Spans
 from regard.base.upper_layers import upper_layer
 from regard.maps.gradients import LiveRows, in_graph, live_states, live_tile
@@ -283,7 +283,8 @@ class AttentionMap(TensorInterface, ABC):
         else:
             first, last = consecutive.start, consecutive.stop
             parts = [slice(start, min(start + step, last)) for start in range(first, last, step)]
-        weights = torch.cat([self._weights(part, keys if columns is None else columns) for part in parts], 2)
+        with without_autocast(self.device):  # it would round sums
+            weights = torch.cat([self._weights(part, keys if columns is None else columns) for part in parts], 2)
         return weights if torch.equal(keys, cols) else weights[..., to_device(place, self.device)]
 
     @checked
@@ -533,7 +534,7 @@ class AttentionMap(TensorInterface, ABC):
         >>> entropy, received = seen.weights.summarize(rg.maps.Entropy(), rg.maps.KeyTotals())
         """
         is_live = self._is_read_live
-        with torch.set_grad_enabled(is_live):
+        with torch.set_grad_enabled(is_live), without_autocast(self.device):
             states = live_states(self, reductions) if is_live else self.reduction_states(reductions)
             return tuple(reduction.finish(states[reduction]) for reduction in reductions)
 
@@ -545,7 +546,8 @@ class AttentionMap(TensorInterface, ABC):
         """
         reductions = check_reductions(reductions, self)
         states = {reduction: reduction.init(self.shape, self.device) for reduction in reductions}
-        self._add_tiles(states)
+        with without_autocast(self.device):
+            self._add_tiles(states)
         return states
 
     def _add_tiles(self, states: dict[Reduction, State]) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from regard.base.errors import RegardError
-from regard.base.shapes import Sizes, at_least_float32, grouped_values
+from regard.base.shapes import Sizes, at_least_float32, grouped_values, without_autocast
 from regard.maps.compiled_reductions import Parts, computes
 from regard.maps.indices import AXES, OutOfRange
 from regard.maps.reductions import Reduction, Shape, State, Tile, TopLinks
@@ -215,7 +215,8 @@ def product(weights: Reducible, matrix: Tensor) -> Tensor:
     values = at_least_float32(matrix).to(torch.promote_types(weights.dtype, at_least_float32(matrix).dtype))
     values = values.reshape([1] * (4 - values.ndim) + list(values.shape))
     if values.ndim > 4 or values.shape[0] not in (1, B) or H % max(1, values.shape[1]):
-        return weights.dense().to(values.dtype) @ values  # the batch or the heads of the values are more
+        with without_autocast(values.device):
+            return weights.dense().to(values.dtype) @ values  # the batch or the heads of the values are more
     values = values.expand(B, -1, -1, -1)
     output = weights.summarize(Product(KEY, values.detach()))[0]
     return _WithValues.apply(weights, values, output) if values.requires_grad else output  # type: ignore[return-value]

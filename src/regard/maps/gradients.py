@@ -427,8 +427,9 @@ class _Read(torch.autograd.Function):
             raise RegardError(live.refusal)
         tensors, wanted = _saved(ctx), ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # create_graph=True
-            part = ctx.reading.whole(live.around(tensors), grads)
-            return None, None, *_gradients(part, tensors, wanted, create_graph=True)
+            with without_autocast(ctx.reading.weights.device):
+                part = ctx.reading.whole(live.around(tensors), grads)
+                return None, None, *_gradients(part, tensors, wanted, create_graph=True)
         sums = [zeros_like(t) if want else None for t, want in zip(tensors, wanted, strict=True)]
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
         with torch.enable_grad(), without_autocast(ctx.reading.weights.device):

@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.attention import Prepared
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import at_least_float32, to_device
+from regard.base.shapes import at_least_float32, to_device, without_autocast
 from regard.base.spans import Spans
 from regard.engine.problem import Result
 from regard.engine.ring import RingCall, StatePassing
@@ -157,8 +157,9 @@ class RingMap(ScoredMap):
 
     def summarize(self, *reductions: Reduction) -> tuple[Any, ...]:
         """Any number of statistics in one pass around the ring; every rank gets the whole result. Collective."""
-        states = [refusing(self._refusal, state) for state in self._states(reductions)]
-        return tuple(reduction.finish(state) for reduction, state in zip(reductions, states, strict=True))
+        with without_autocast(self.device):
+            states = [refusing(self._refusal, state) for state in self._states(reductions)]
+            return tuple(reduction.finish(state) for reduction, state in zip(reductions, states, strict=True))
 
     @torch.no_grad()
     def _states(self, reductions: tuple[Reduction, ...]) -> list[State]:

@@ -15,7 +15,7 @@ from regard.attention import Attention, Prepared, hides_gradients, makes_new_sco
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import Sizes, as_slice, at_least_float32, to_device
+from regard.base.shapes import Sizes, as_slice, at_least_float32, to_device, without_autocast
 from regard.base.spans import Spans
 from regard.engine.blocks import blocks
 from regard.engine.kernel import KernelProblem
@@ -314,9 +314,10 @@ class ScoredMap(RecomputedMap):
         known = {reduction: self._known(reduction) for reduction in reductions if reduction in self.known_states}
         states = {r: r.init(self.shape, self.device) for r in reductions if r not in known}
         done: set[Reduction] = set()
-        if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
-            done = passes.fill(terms, self.row_statistic[0], states)
-        self._add_tiles({reduction: state for reduction, state in states.items() if reduction not in done})
+        with without_autocast(self.device):
+            if any(map(passes.knows, states)) and (terms := self._compiled_terms()) is not None:
+                done = passes.fill(terms, self.row_statistic[0], states)
+            self._add_tiles({reduction: state for reduction, state in states.items() if reduction not in done})
         return {reduction: (known if reduction in known else states)[reduction] for reduction in reductions}
 
     def remember(self, states: Mapping[Reduction, State]) -> None:

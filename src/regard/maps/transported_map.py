@@ -14,7 +14,7 @@ from regard.attention import Attention
 from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
-from regard.base.shapes import to_device
+from regard.base.shapes import to_device, without_autocast
 from regard.base.spans import Spans
 from regard.engine.recurrent import Transport, recur, rows_of_steps
 from regard.maps.attention_map import TILE, WORKSPACE, RecomputedMap
@@ -143,7 +143,8 @@ class TransportedMap(RecomputedMap):
     def output(self, value: Tensor) -> Tensor:
         """W . values in O(n) time: (B, H, J, E) -> (B, H, I, E)."""
         self._check_unchanged()
-        return recur(self.steps, value)[0]
+        with without_autocast(self.device):
+            return recur(self.steps, value)[0]
 
     def _weights(self, rows: Tensor | slice, cols: Tensor | slice) -> Tensor:
         """A few rows by the compiled kernels, where they can; else by a scan."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.base.checks import Number, Positive, Size, checked
+from regard.base.checks import Constant, PositiveConstant, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, to_device
@@ -41,7 +41,7 @@ class AxialRoPE(Encoding):
 
     coordinates: Tensor | None
     axes: Sequence[int]
-    rates: Sequence[Number]
+    rates: Sequence[Constant]
     interleaved: bool = False
 
     def __post_init__(self) -> None:
@@ -61,8 +61,14 @@ class AxialRoPE(Encoding):
         return {} if self.coordinates is not None else {"coordinates": "B A J"}
 
     @classmethod
+    @checked
     def sections(
-        cls, coordinates: Tensor | None, sections: Sequence[int], base: Positive = 10_000.0, *, alternate: bool = False
+        cls,
+        coordinates: Tensor | None,
+        sections: Sequence[int],
+        base: PositiveConstant = 10_000.0,
+        *,
+        alternate: bool = False,
     ) -> AxialRoPE:
         """The pairs of one RoPE, `sections[a]` of them for axis a; their sum is half the width.
 
@@ -83,11 +89,12 @@ class AxialRoPE(Encoding):
         return cls(coordinates, by_turns if alternate else in_order, rates)
 
     @classmethod
+    @checked
     def grid(
         cls,
         coordinates: Tensor | None,
         head_dim: Size,
-        base: Positive = 10_000.0,
+        base: PositiveConstant = 10_000.0,
         *,
         alternate: bool = False,
         num_axes: Size = 2,

@@ -15,7 +15,7 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from regard.base.checks import Count, Number, Positive, Size, checked
+from regard.base.checks import Count, Number, Positive, PositiveConstant, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
@@ -269,7 +269,7 @@ class TransformerXLBias(nn.Module, AdditiveBias):
     torch.Size([1, 2, 5, 8])
     """
 
-    def __init__(self, num_heads: Size, head_dim: Size, base: Positive = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: PositiveConstant = 10_000.0) -> None:
         super().__init__()
         if head_dim % 2:
             raise RegardError(

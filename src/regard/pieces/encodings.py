@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from regard.base.checks import AtLeast, Number, Positive, Size, checked
+from regard.base.checks import AtLeast, Number, PositiveConstant, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32
@@ -237,7 +237,7 @@ class PoPE(nn.Module, TwoSidedPosition):
     tensor([[[[0.6931, 0.6931, 0.0000, 0.0000]]]])
     """
 
-    def __init__(self, num_heads: Size, head_dim: Size, base: Positive = 10_000.0) -> None:
+    def __init__(self, num_heads: Size, head_dim: Size, base: PositiveConstant = 10_000.0) -> None:
         super().__init__()
         self.head_dim, self.base = head_dim, base
         self.phase = nn.Parameter(torch.zeros(num_heads, 1, head_dim))

@@ -618,7 +618,7 @@ class Sigmoid(Normalizer):
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         if self.offset is not None:
-            return (torch.full_like(scores[..., 0], self.offset),)
+            return (scores.new_zeros(scores.shape[:-1]) + self.offset,)
         count = (~scores.detach().isneginf()).sum(-1)
         return (count.clamp_min(1).to(scores.dtype).log(),)
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
-from regard.base.checks import Number, Positive, Size, checked
+from regard.base.checks import Constant, PositiveConstant, Size, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import at_least_float32, has_numbers, to_device, widest_float, without_transforms
@@ -135,7 +135,7 @@ class LinearScaling(Scaling):
     True
     """
 
-    factor: Positive
+    factor: PositiveConstant
 
     def __call__(self, frequencies: Tensor) -> Tensor:
         return frequencies / self.factor
@@ -154,10 +154,10 @@ class NTKScaling(Scaling):
     tensor([1.0000, 0.5000, 0.2500])
     """
 
-    factor: Positive
+    factor: PositiveConstant
 
     @classmethod
-    def for_length(cls, length: Size, trained_length: Size, factor: float = 1.0) -> NTKScaling:
+    def for_length(cls, length: Size, trained_length: Size, factor: Constant = 1.0) -> NTKScaling:
         """Dynamic NTK: the factor is factor length / trained_length - (factor - 1), and 1 up to the trained length.
 
         transformers computes it again at each call, from the greatest position so far. Then one token is rotated
@@ -190,9 +190,9 @@ class Llama3Scaling(Scaling):
     tensor([1.0000, 0.1250])
     """
 
-    factor: Positive = 8.0
-    low: Number = 1.0
-    high: Number = 4.0
+    factor: PositiveConstant = 8.0
+    low: Constant = 1.0
+    high: Constant = 4.0
     trained_length: Size = 8192
 
     def __call__(self, frequencies: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ class RoPE(Encoding):
     """
 
     head_dim: Size
-    base: Positive = 10_000.0
+    base: PositiveConstant = 10_000.0
     interleaved: bool = False
     scaling: Scaling | None = None
 
@@ -301,7 +301,7 @@ class Sinusoidal(Encoding):
     torch.Size([1, 1, 5, 8])
     """
 
-    base: Positive = 10_000.0
+    base: PositiveConstant = 10_000.0
 
     @checked
     def table(self, positions: Tensor | int, embed_dim: Size, dtype: torch.dtype | None = None) -> Tensor:

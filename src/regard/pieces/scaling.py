@@ -10,7 +10,7 @@ from typing import Annotated
 import torch
 from torch import Tensor
 
-from regard.base.checks import AtLeast, Number, Positive, Size, checked
+from regard.base.checks import AtLeast, Constant, Number, PositiveConstant, Size, checked
 from regard.base.errors import RegardError
 from regard.pieces.position import Scaling
 
@@ -36,10 +36,10 @@ class YaRNScaling(Scaling):
     1.1386
     """
 
-    factor: Positive
+    factor: PositiveConstant
     trained_length: Size
-    fast: Positive = 32.0
-    slow: Positive = 1.0
+    fast: PositiveConstant = 32.0
+    slow: PositiveConstant = 1.0
     attention_factor: Number | None = None
     is_rounded: bool = True
 
@@ -86,8 +86,8 @@ class LongRoPEScaling(Scaling):
     ([1.0, 0.005], 1.1547)
     """
 
-    factors: Sequence[Positive]
-    extension: Number = 1.0
+    factors: Sequence[PositiveConstant]
+    extension: Constant = 1.0
     trained_length: Annotated[int, AtLeast(2)] = 4096
 
     def __post_init__(self) -> None:
@@ -118,8 +118,8 @@ class ProportionalScaling(Scaling):
     [1.0, 0.1, 0.0, 0.0]
     """
 
-    share: Number
-    factor: Positive = 1.0
+    share: Constant
+    factor: PositiveConstant = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

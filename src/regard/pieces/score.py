@@ -123,9 +123,25 @@ def check_factor(score: str, factor: float | Tensor | None, sizes: Sizes) -> Non
         )
 
 
+class FactorScore(Score):
+    """Base of dot products of `vectors` with a `factor`: a number, or a tensor that multiplies the queries.
+
+    A tensor may be learned: one number, or one for each head (H, 1, 1). So every engine computes a plain dot product.
+    """
+
+    factor: float | Tensor | None
+
+    def vectors(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """The vectors of queries and keys before the factor: unchanged, unless a subclass changes them."""
+        return query, key
+
+    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return with_factor(self.factor, *self.vectors(query, key))
+
+
 @checked
 @dataclass(frozen=True)
-class Dot(Score):
+class Dot(FactorScore):
     """s_ij = c q_i . k_j, with c = 1 / sqrt(D) unless given (Vaswani et al. 2017, arXiv:1706.03762, eq. 1).
 
     `scale` may be a learned tensor: one number, or one for each head (H, 1, 1).
@@ -141,9 +157,6 @@ class Dot(Score):
     def __init__(self, scale: Number | Tensor | None = None) -> None:
         object.__setattr__(self, "factor", scale)
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        return with_factor(self.factor, query, key)
-
     def scale(self, head_dim: int) -> float:
         factor = head_dim**-0.5 if self.factor is None else self.factor
         return 1.0 if isinstance(factor, Tensor) else factor  # `prepare` multiplies by a tensor
@@ -158,7 +171,7 @@ class Dot(Score):
 
 @checked
 @dataclass(frozen=True)
-class Cosine(Score):
+class Cosine(FactorScore):
     """s_ij = c cos(q_i, k_j): it depends on directions only, so |s| <= c (Swin v2, arXiv:2111.09883, section 3.2).
 
     >>> import torch, regard as rg
@@ -169,9 +182,8 @@ class Cosine(Score):
 
     factor: Number | Tensor = 10.0
 
-    def prepare(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        query, key = (F.normalize(at_least_float32(x), dim=-1) for x in (query, key))
-        return with_factor(self.factor, query, key)
+    def vectors(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        return F.normalize(at_least_float32(query), dim=-1), F.normalize(at_least_float32(key), dim=-1)
 
     def scale(self, head_dim: int) -> float:
         return 1.0 if isinstance(self.factor, Tensor) else self.factor  # `prepare` multiplies by a tensor

@@ -23,8 +23,9 @@ from regard.base.checks import Number, checked
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, pick, to_device
-from regard.pieces.piece import Piece
-from regard.pieces.score import Score
+from regard.pieces.call_tensors import tensors_for
+from regard.pieces.piece import Piece, computes_as
+from regard.pieces.score import FactorScore, Score, with_factor
 
 
 @dataclass(frozen=True, eq=False)
@@ -154,15 +155,28 @@ class Transition(Piece):
 def scaled_steps(
     transition: Transition, score: Score, query: Tensor, key: Tensor, tensors: Mapping[str, Tensor]
 ) -> Steps:
-    """The `Steps` of a call, from the queries (B, H, I, D) and keys (B, G, J, D) that the score prepared.
+    """The `Steps` of a call, from the encoded queries (B, H, I, D), the keys (B, G, J, D) and the tensors of the call.
 
-    Queries are normalized before the score's factor multiplies them, or the factor would have no effect.
+    The vectors of the score are normalized before its factor multiplies queries, or the factor would have no effect.
     """
+    query, key, factor = _vectors_and_factor(score, query, key, tensors)
     query, key = transition.normalized(query, key)
+    query, key = with_factor(factor, query, key) if isinstance(factor, Tensor) else (query * factor, key)
+    return transition.prepare(query, key, **tensors_for(transition, tensors)).of_heads(query.shape[1])
+
+
+def _vectors_and_factor(
+    score: Score, query: Tensor, key: Tensor, tensors: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, float | Tensor]:
+    """The queries and keys that a score compares, and the factor of their products."""
+    factor: float | Tensor = 1.0
+    if computes_as(score, FactorScore, "prepare") and isinstance(score.factor, Tensor):
+        (query, key), factor = score.vectors(query, key), score.factor
+    else:
+        query, key = score.prepare(query, key, **tensors_for(score, tensors))
     scale = score.scale(query.shape[-1])
     assert scale is not None, "check refuses other scores"
-    scale = scale.to(query.dtype) if isinstance(scale, Tensor) else scale
-    return transition.prepare(query * scale, key, **tensors).of_heads(query.shape[1])
+    return query, key, factor * scale
 
 
 def _short(value: object) -> str:
@@ -188,6 +202,8 @@ def _bonus_weight(piece: str, query: Tensor, key: Tensor, bonus: Tensor) -> Tens
         raise RegardError(
             f"{piece}: bonus must be (heads, width) = {(query.shape[1], query.shape[3])}, got {tuple(bonus.shape)}."
         )
+    if not key.shape[2]:  # a call without keys: its queries have no own token
+        return query.new_zeros(query.shape[:3])
     keys = with_heads(key[:, :, key.shape[2] - query.shape[2] :], query.shape[1])
     return (query * _of_head(bonus, query) * keys).sum(-1)
 

@@ -1,7 +1,7 @@
 """The definition of attention: every piece in NumPy, float64, dense, one head at a time. Read it first, in this order:
 
     attention.py      one head: encode q and k, compare, shift, mask, normalize, multiply with the values
-    scores.py         `compare`: how a query is compared with a key (`features` for linear attention)
+    scores.py         `compare`: how a query is compared with a key (`vectors` and `features`: what it multiplies)
     masks.py          `attends`: which query may attend to which key
     positions.py      `encode`, `encode_heads`: what positions do to queries and keys
     biases.py         `shift`: what is added to scores
@@ -23,7 +23,7 @@ from regard.reference.biases import shift
 from regard.reference.masks import attends
 from regard.reference.normalizers import normalize
 from regard.reference.positions import encode, encode_heads
-from regard.reference.scores import compare, features
+from regard.reference.scores import compare, features, vectors
 from regard.reference.transitions import transit
 
 __all__ = [
@@ -39,4 +39,5 @@ __all__ = [
     "reference",
     "shift",
     "transit",
+    "vectors",
 ]

@@ -15,7 +15,7 @@ from regard.reference.biases import shift
 from regard.reference.masks import attends
 from regard.reference.normalizers import normalize
 from regard.reference.positions import encode_heads
-from regard.reference.scores import compare
+from regard.reference.scores import compare, vectors
 from regard.reference.transitions import transit
 
 if TYPE_CHECKING:
@@ -88,9 +88,10 @@ def transported(problem: Problem, q: Array, k: Array, place: Place) -> Array:
     """
     piece, score, h = problem.attention.transition, problem.attention.score, place.h
     tensors = _tensors_of(piece, problem, place)
+    q, k, factor = vectors(score, q, k, h)
     if getattr(piece, "unit", False):  # of the delta rules: vectors of length 1
         q, k = (x / np.sqrt((x**2).sum(1, keepdims=True) + 1e-6) for x in (q, k))
-    q = compare(score, q, np.eye(q.shape[1]), h)  # q_i . e_d, with the factor of the score
+    q = q * factor
     written = transit(piece, q, k, h, **tensors)
     w = np.zeros((len(q), len(k)))
     for i, x in enumerate(q):  # x is q_i, then q_i A_i, then q_i A_i A_{i-1} ...

@@ -60,7 +60,7 @@ def t5_bucket(distance: int, piece: bias.T5Bias) -> int:
 @shift.register
 def _(piece: bias.ShawBias, s: Array, q: Array, k: Array, place: Place) -> Array:
     distance = np.clip(place.j - place.i, -piece.reach, piece.reach) + piece.reach
-    return s + np.einsum("id,ijd->ij", q, array(piece.keys)[distance]) * piece.scale
+    return s + np.einsum("id,ijd->ij", q, array(piece.keys)[distance]) * array(piece.scale)
 
 
 @shift.register

@@ -6,7 +6,7 @@ import numpy as np
 
 from regard.pieces import normalizer
 from regard.pieces.piece import by_class
-from regard.reference.basics import Array, of_head, undefined
+from regard.reference.basics import Array, array, of_head, undefined
 
 
 @by_class(*normalizer.RULES, *normalizer.SHORTCUTS)
@@ -81,7 +81,7 @@ def _(piece: normalizer.SumNormalizer, s: Array, allowed: Array, h: int) -> Arra
 @normalize.register
 def _(piece: normalizer.Sigmoid, s: Array, allowed: Array, h: int) -> Array:
     count = np.maximum(allowed.sum(1, keepdims=True), 1)
-    offset = np.log(count) if piece.offset is None else piece.offset
+    offset = np.log(count) if piece.offset is None else array(piece.offset)
     return np.where(allowed, 1 / (1 + np.exp(-(np.where(allowed, s, 0.0) - offset))), 0.0)
 
 

@@ -112,7 +112,7 @@ def magnitude(scaling: Any) -> float:
 def _(piece: scaling.YaRNScaling) -> float:
     """The published 1 / sqrt(t) = 0.1 ln(s) + 1."""
     given = piece.attention_factor
-    return (0.1 * math.log(max(piece.factor, 1)) + 1) if given is None else given
+    return (0.1 * math.log(max(piece.factor, 1)) + 1) if given is None else float(array(given))
 
 
 @magnitude.register
@@ -157,7 +157,7 @@ def _(piece: encodings.QKNorm, x: Array, place: Place, is_query: bool, given: Gi
     learned = piece.query_scale if is_query else piece.key_scale
     scale = 1.0 if learned is None else array(learned)
     together = x.transpose(1, 0, 2).reshape(x.shape[1], -1) if piece.joint else x
-    norm = np.sqrt((together**2).mean(-1) + piece.eps)
+    norm = np.sqrt((together**2).mean(-1) + array(piece.eps))
     return x / norm[..., None] * scale
 
 
@@ -173,7 +173,7 @@ def _(piece: encodings.PositionTemperature, x: Array, place: Place, is_query: bo
     if not is_query:
         return x
     steps = np.maximum(np.floor((place.i + piece.first) / piece.floor), 0)
-    return x * (1 + piece.factor * np.log(1 + steps))
+    return x * (1 + array(piece.factor) * np.log(1 + steps))
 
 
 @encode_heads.register

@@ -18,19 +18,38 @@ def compare(piece: object, q: Array, k: Array, h: int) -> Array:
 
 
 @compare.register
-def _(piece: score.Dot, q: Array, k: Array, h: int) -> Array:
-    return q @ k.T * (1 / math.sqrt(q.shape[1]) if piece.factor is None else of_head(piece.factor, h))
+def _(
+    piece: score.Dot | score.Cosine | score.Bilinear | feature_maps.FeatureScore, q: Array, k: Array, h: int
+) -> Array:
+    q, k, factor = vectors(piece, q, k, h)
+    return factor * (q @ k.T)
 
 
-@compare.register
-def _(piece: score.Cosine, q: Array, k: Array, h: int) -> Array:
-    norms = np.linalg.norm(q, axis=1)[:, None] * np.linalg.norm(k, axis=1)[None, :]
-    return of_head(piece.factor, h) * (q @ k.T) / np.maximum(norms, 1e-300)
+@by_class("prepare", "vectors", "tile", "scale")
+def vectors(piece: object, q: Array, k: Array, h: int) -> tuple[Array, Array, float | Array]:
+    """Of a score that is a dot product: the vectors that it multiplies, and the factor of the product."""
+    raise undefined("vectors", piece)
 
 
-@compare.register
-def _(piece: score.Bilinear, q: Array, k: Array, h: int) -> Array:
-    return q @ array(piece.weight[h % len(piece.weight)]) @ k.T
+@vectors.register
+def _(piece: score.Dot, q: Array, k: Array, h: int) -> tuple[Array, Array, float | Array]:
+    return q, k, 1 / math.sqrt(q.shape[1]) if piece.factor is None else of_head(piece.factor, h)
+
+
+@vectors.register
+def _(piece: score.Cosine, q: Array, k: Array, h: int) -> tuple[Array, Array, float | Array]:
+    q, k = (x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300) for x in (q, k))
+    return q, k, of_head(piece.factor, h)
+
+
+@vectors.register
+def _(piece: score.Bilinear, q: Array, k: Array, h: int) -> tuple[Array, Array, float | Array]:
+    return q @ array(piece.weight[h % len(piece.weight)]), k, 1.0
+
+
+@vectors.register
+def _(piece: feature_maps.FeatureScore, q: Array, k: Array, h: int) -> tuple[Array, Array, float | Array]:
+    return features(piece.features, q), features(piece.features, k), 1.0
 
 
 @compare.register
@@ -55,11 +74,6 @@ def _(piece: score.Concat, q: Array, k: Array, h: int) -> Array:
     if piece.projection.bias is not None:
         hidden = hidden + array(piece.projection.bias)
     return np.tanh(hidden) @ array(piece.direction)
-
-
-@compare.register
-def _(piece: feature_maps.FeatureScore, q: Array, k: Array, h: int) -> Array:
-    return features(piece.features, q) @ features(piece.features, k).T
 
 
 @by_class("__call__")

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from regard.base.shapes import at_least_float32
 from regard.engine.recurrent.chunks import Chunks, Kind, Tokens, WriteGradients, gradients
+from regard.engine.transforms import own_backward
 
 #: Tokens of a chunk, a power of 2.
 CHUNK = 64
@@ -50,7 +50,7 @@ class _Chunked(torch.autograd.Function):
         return output, state.clone() if not states else state  # without a token the state is an input still
 
     @staticmethod
-    @once_differentiable
+    @own_backward
     def backward(ctx: Any, grad_output: Tensor, grad_state: Tensor) -> tuple[Any, ...]:
         saved = ctx.saved_tensors  # read once: checkpointing refuses a second reading
         inputs, states = saved[:6], saved[6:]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from regard.base.shapes import as_slice, to_device
+from regard.base.shapes import as_slice, to_device, without_autocast
 from regard.base.spans import Spans
 from regard.engine.recurrent.engine import recur
 from regard.engine.recurrent.transport import Transport
@@ -57,10 +57,10 @@ class _Rows(torch.autograd.Function):
         tensors = ctx.saved_tensors
         wanted = ctx.needs_input_grad[1:]
         leaves = [t.detach().requires_grad_(want) for t, want in zip(tensors, wanted, strict=True)]
-        with torch.enable_grad():
+        with torch.enable_grad(), without_autocast(grad.device):
             output, _ = recur(ctx.steps.with_tensors(leaves), grad.detach().mT.contiguous())
             total = output.diagonal(dim1=-2, dim2=-1).sum()
-        inputs = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
-        leaf_gradients = iter(torch.autograd.grad(total, inputs, allow_unused=True) if total.requires_grad else ())
+            inputs = [leaf for leaf, want in zip(leaves, wanted, strict=True) if want]
+            leaf_gradients = iter(torch.autograd.grad(total, inputs, allow_unused=True) if total.requires_grad else ())
         gradients = [next(leaf_gradients, None) if want else None for want in wanted]
         return None, *gradients_once("recurrent", gradients, grad, *tensors)
