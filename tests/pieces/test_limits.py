@@ -16,6 +16,7 @@ def test_a_log_sum_exp_is_coarse_above_1024():
     above = torch.nextafter(torch.tensor(1024.0), torch.tensor(torch.inf)).item()
     for sign in (1, -1):
         assert not any_coarse(sign * 1024.0) and any_coarse(sign * above)
+        assert not any_coarse(torch.full((2,), sign * above, device="meta"))  # its numbers cannot be read
         assert is_coarse(sign * torch.tensor([1024.0, above, torch.inf])).tolist() == [False, True, False]
 
 
