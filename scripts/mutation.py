@@ -163,7 +163,7 @@ def _code(node: ast.AST, settings: Collection[str] = (), within: str = "") -> It
         return
     if isinstance(node, ast.keyword) and node.arg in WITHOUT_EFFECT:
         return
-    if isinstance(node, ast.FunctionDef) and node.name in UNCHANGED:
+    if _is_unchanged(node):
         return
     is_choice = isinstance(node, ast.Assign | ast.AugAssign | ast.Compare | ast.BoolOp) or _is_twin(node)
     if is_choice and _reads(node, settings):
@@ -176,6 +176,20 @@ def _code(node: ast.AST, settings: Collection[str] = (), within: str = "") -> It
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST) and not (field == "test" and _is_lesser_or_greater(node)):
                     yield from _code(child, settings, within)
+
+
+def _is_unchanged(node: ast.AST) -> bool:
+    """Whether a node defines one of the UNCHANGED as a function or as a number, or says a type."""
+    match node:
+        case (
+            ast.FunctionDef(name)
+            | ast.Assign([ast.Name(name)], ast.Constant())
+            | ast.AnnAssign(ast.Name(name), value=ast.Constant())
+        ):
+            return name in UNCHANGED
+        case ast.Call(ast.Name("TypeVar")):
+            return True
+    return False
 
 
 def _reads(node: ast.AST, settings: Collection[str]) -> bool:
@@ -212,7 +226,7 @@ def _changes(node: ast.AST) -> Iterator[str]:
             yield str(not value)
         case ast.Constant(value=int(value)):
             yield str(value + 1)
-        case ast.Constant(value=float(value)):
+        case ast.Constant(value=float(value)) if value + 1 != value:
             yield str(value + 1)
         case ast.Call(func=func, args=args, keywords=keywords):
             if isinstance(func, ast.Name) and func.id in TWINS:

@@ -411,8 +411,9 @@ def _recurred(request: Request, cache: RecurrentCache) -> AttentionOutput | None
     """The result of a single token after the state of a cache; None if it needs a plan."""
     _, query, key, value, _, _, _, _, tensors, *_ = request
     step = kept_plans.next_token(RecurrentStep, request, cache.state)
-    if step is None or cache.state is None:
+    if step is None:
         return None
+    assert cache.state is not None, "a step has a state"
     output, state, steps = step.run(query, key, value, tensors, cache.state)
     positions = Positions(cache.length, Spans(((cache.length, cache.length + 1),)))
     weights = TransportedMap(steps, step.attention, positions)

@@ -348,6 +348,21 @@ def test_frequencies_are_scaled_in_their_own_dtype(scaling, request):
     assert found[0].dtype == torch.float64 and found[0].equal(found[1])
 
 
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        lambda length: rg.encodings.Llama3Scaling(8.0, 1.0, 4.0, length),
+        lambda length: rg.encodings.YaRNScaling(8.0, length, 16.0, 2.0),
+        lambda length: rg.encodings.YaRNScaling(8.0, length, 16.0, 2.0, is_rounded=False),
+    ],
+    ids=["llama 3", "yarn", "yarn, not rounded"],
+)
+def test_a_scaling_depends_on_the_turns_in_the_trained_length(scaling):
+    """Frequencies four times as high turn as often in a quarter of the length."""
+    frequencies = 10_000.0 ** -(torch.arange(16, dtype=torch.float64) / 16)
+    close(scaling(128)(4 * frequencies), 4 * scaling(512)(frequencies))
+
+
 def test_longrope_divides_in_the_dtype_of_the_frequencies_and_lengthens_by_its_extension():
     """Phi-3: sqrt(1 + log(extension) / log(trained length)); other texts are not lengthened."""
     factors = (1.1, 3.7, 1e3)

@@ -165,6 +165,32 @@ def test_compiled_modules_notice_the_default_ring(layer):
     torch.testing.assert_close(compiled(x), expected)
 
 
+@pytest.mark.parametrize("queries", [5, 3])
+@pytest.mark.parametrize(
+    ("pieces", "has_positions"),
+    [
+        ({}, False),
+        ({"mask": rg.padding([4])}, False),
+        ({"mask": rg.causal()}, True),
+        ({"bias": rg.ALiBi(2)}, True),
+        ({"position": rg.RoPE(4)}, True),
+    ],
+    ids=str,
+)
+def test_a_start_is_refused_on_the_default_ring_where_positions_count(pieces, has_positions, queries):
+    """Unless it is that of the whole sequence."""
+    module, x = rg.nn.MultiHeadAttention(8, 2, attention=rg.Attention(**pieces)), torch.randn(1, 5, 8)
+    query = x[:, :queries]
+    with rg.Ring().as_default():
+        expected = module(query, x).output
+        for start in (0, 3):
+            if has_positions and (start or queries < 5):
+                with pytest.raises(rg.RegardError, match="Omit start"):
+                    module(query, x, start=start)
+            else:
+                torch.testing.assert_close(module(query, x, start=start).output, expected)
+
+
 def test_a_coarse_row_is_one_row_though_its_keys_come_in_parts():
     """Beside 2^20 float32 has steps of 1/8; the weights of a part may not be computed as if it were the row."""
     bias = rg.biases.LearnedTable(2, reach=3)

@@ -315,3 +315,16 @@ def test_float64_has_its_own_rounding():
     q, k, v = (x.double() for x in inputs(-1e9))
     weights = attention(table(-1e9).double())(q, k, v).weights
     torch.testing.assert_close(weights.dense(), formula(q, k, table(-1e9)), rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("offset", OFFSETS)
+def test_the_share_of_a_part_is_that_of_its_exact_sum(offset):
+    """The rounding of both log-sum-exps counts: at 1e9 it is up to 32."""
+    generator, normalizer = torch.Generator().manual_seed(1), rg.normalizers.Softmax()
+    scores = offset + step(offset) * torch.randint(-2, 3, (2, 3, I, J), generator=generator)
+    whole = normalizer.row_statistic(scores, torch.arange(J))
+    exact = scores.double() - scores.double().amax(-1, keepdim=True)
+    for keys in (slice(0, 1), slice(3, 20), slice(0, J)):
+        part = normalizer.row_statistic(scores[..., keys], torch.arange(J)[keys])
+        expected = (exact[..., keys].logsumexp(-1) - exact.logsumexp(-1)).exp()
+        torch.testing.assert_close(normalizer.share(part, whole).double(), expected, rtol=2 * ROUNDING, atol=1e-7)

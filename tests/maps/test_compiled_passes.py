@@ -158,3 +158,18 @@ def test_a_logsumexp_that_is_not_that_of_the_rows_is_left_out(model, monkeypatch
 
     monkeypatch.setattr(KernelStatistic, "__torch_dispatch__", shifted)
     assert all(weights._row_statistic is None for weights in watched(model)[1].maps.values())
+
+
+@pytest.mark.parametrize("shape", [(1, 2, LENGTH), (0, 2, LENGTH), (1, 2, 0)])
+def test_gradients_of_entropies_and_distances(shape, monkeypatch):
+    """Of an empty map too, which has none to compute."""
+    q, k = (torch.randn(*shape, 8, requires_grad=True) for _ in range(2))
+    weights, given, differentiable = rg.attend(q, k, k, is_causal=True).weights, [], compiled_reductions.differentiable
+    entropy, distance = weights.summarize(rg.maps.Entropy(), rg.maps.Distance())
+    loss = (entropy * torch.arange(shape[2]) + distance).sum() / LENGTH
+    with monkeypatch.context() as patch:
+        patch.setattr(compiled_reductions, "differentiable", lambda *args: given.append(args) or differentiable(*args))
+        found = torch.autograd.grad(loss, (q, k), retain_graph=True)
+    assert len(given) == all(shape)
+    for one, other in zip(found, on_tiles(monkeypatch, lambda: torch.autograd.grad(loss, (q, k))), strict=True):
+        close(one, other)

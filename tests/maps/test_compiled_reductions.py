@@ -14,6 +14,7 @@ import regard as rg
 from exact_reductions import check, some_reductions
 from kernels import at_level, in_dtype, needs_kernel, problems, weight_errors
 from reduction_backends import ATTENTIONS, MASKS
+from regard.diagnosis.laws import problem_of
 from regard.engine.kernel import library
 from regard.maps import compiled_reductions
 from regard.maps.scored_map import ScoredMap
@@ -231,3 +232,28 @@ def test_weight_on_later_keys_is_computed_without_a_tile(shift, monkeypatch):
     later = rg.mask_mod(lambda b, h, i, j: j > i + shift) if shift else ~rg.causal()
     torch.testing.assert_close(weights.summarize(rg.maps.MassWhere(later))[0], exact)
     assert bool(tiles) is (shift != 0)
+
+
+def test_a_call_folds_statistics_of_rows_each_part_once():
+    """A second kind of strongest link, more than one link, sums over keys and, beside gaps, distances are left out."""
+    entropy, distance, top = rg.maps.Entropy(), rg.maps.Distance(), rg.maps.TopLinks(1)
+    x = torch.randn(1, 2, 9, 8)
+    attention, gaps = rg.Attention(), rg.types.Positions(9, rg.types.Spans.of((0, 4), (5, 10)))
+
+    def folded(*reductions, positions=None, x=x):
+        folds = compiled_reductions.folds_of(reductions, problem_of(attention, x, x, x, positions))
+        return None if folds is None else list(folds.states)
+
+    assert folded(entropy, rg.maps.TopLinks(2), rg.maps.KeyTotals(), top, entropy) == [entropy, top]
+    assert folded(distance, rg.maps.Entropy()) == [distance, entropy]
+    assert folded(entropy, distance, positions=gaps) == [entropy]
+    assert folded(rg.maps.KeyTotals()) is folded(entropy, x=x[:, :, :0]) is folded(entropy, x=x.to("meta")) is None
+
+
+@pytest.mark.parametrize("wrong", [1e5, torch.nan])
+def test_rows_that_are_coarse_or_unknown_have_no_compiled_gradients(wrong):
+    weights, states = rg.attend(*torch.randn(3, 1, 2, 9, 8)).weights, {rg.maps.Entropy(): [torch.zeros(1, 2, 9)]}
+    terms, statistic = weights._compiled_terms(), weights.row_statistic[0].clone()
+    assert compiled_reductions.differentiable(terms, statistic, states).keys() == states.keys()
+    statistic[0, 1, 3] = wrong
+    assert not compiled_reductions.differentiable(terms, statistic, states)

@@ -10,11 +10,11 @@ import torch
 import regard as rg
 
 
-def drawn(lengths=(7, 4), queries=2, heads=4, groups=2, page=3):
+def drawn(lengths=(7, 4), queries=2, heads=4, groups=2, page=3, spare=2):
     """Keys of several texts in shuffled pages, and their queries."""
     torch.manual_seed(3)
     needed = [-(-length // page) for length in lengths]
-    order = torch.randperm(sum(needed) + 2).tolist()  # two pages belong to nobody
+    order = torch.randperm(sum(needed) + spare).tolist()  # so many pages belong to nobody
     table = torch.full((len(lengths), max(needed) + 1), -7, dtype=torch.int32)
     pages = torch.randn(len(order), page, groups, 8)
     keys = []
@@ -25,9 +25,9 @@ def drawn(lengths=(7, 4), queries=2, heads=4, groups=2, page=3):
     return torch.randn(len(lengths), heads, queries, 8), rg.maps.PagedKeys(pages, table, torch.tensor(lengths)), keys
 
 
-@pytest.mark.parametrize("lengths", [(7, 4), (5,), (6, 6, 1), (3, 0)])
-def test_paged_keys_give_the_maps_of_each_text_alone(lengths):
-    query, paged, keys = drawn(lengths, queries=1)
+@pytest.mark.parametrize(("lengths", "spare"), [((7, 4), 2), ((5,), 2), ((6, 6, 1), 2), ((3, 0), 2), ((3, 0), 0)])
+def test_paged_keys_give_the_maps_of_each_text_alone(lengths, spare):
+    query, paged, keys = drawn(lengths, queries=1, spare=spare)
     attention = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(4))
     weights = rg.AttentionMap.of(attention, query, paged)
     J = weights.shape[3]

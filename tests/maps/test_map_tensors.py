@@ -122,7 +122,7 @@ def test_operators_methods_and_functions_are_those_of_the_dense_weights(name):
         close(mine, theirs)
     assert torch.allclose(weights, w, equal_nan=True) and weights.tolist() == w.tolist()
     np.testing.assert_array_equal(weights.numpy(), w.numpy())
-    np.testing.assert_allclose(np.mean(weights, 1), w.numpy().mean(1), rtol=1e-5)
+    np.testing.assert_allclose(np.mean(weights, axis=1), w.numpy().mean(1), rtol=1e-5)
     np.testing.assert_array_equal(np.ones(w.shape) * weights, w.numpy())
 
 

@@ -97,6 +97,13 @@ def test_shared_heads_and_watched_models_have_their_values():
     torch.testing.assert_close(table.output, (seen[0].dense() @ seen[0].value)[1, 1, 2])
 
 
+def test_tokens_are_those_of_the_keys_and_of_as_many_queries():
+    q, k = torch.randn(1, 1, 2, 8), torch.randn(1, 1, 3, 8)
+    for query, title in ((q, "Query 1, batch"), (k, "Query 1 (b), batch")):
+        table = rg.attend(query, k, k).weights.step_table(1, tokens=["a", "b", "c"])
+        assert str(table).startswith(title) and list(table.tokens) == ["a", "b", "c"]
+
+
 def test_values_with_the_axes_of_attend():
     x = torch.randn(2, 5, 4)
     weights = rg.attend(x, x, x).weights

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import product
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import regard as rg
-from regard.pieces.mask_conventions import _evidence, hides
+from regard.pieces.mask_conventions import _evidence, hides, means_may_not_attend
 
 B, H, N, D = 2, 2, 6, 4
 ALLOWED = torch.ones(N, N).tril().bool()
@@ -214,3 +215,15 @@ def test_a_row_without_a_key_shows_the_sense_of_ones_and_zeros(shape, has_pairs)
             assert found is None
         else:
             assert found is not None and found[1] is has_full and f"all {int(has_full)}" in found[0]
+
+
+def test_only_a_square_of_all_later_keys_means_may_not_attend():
+    """Of every boolean matrix of up to 3 x 3: one key shows no sense, and a tensor without numbers shows nothing."""
+    for rows, columns in product(range(4), repeat=2):
+        for flags in product((False, True), repeat=rows * columns):
+            mask = torch.tensor(flags, dtype=torch.bool).view(1, 1, rows, columns)
+            is_later = rows == columns > 1 and all(
+                mask[0, 0, i, j] == (j > i) for i in range(rows) for j in range(rows)
+            )
+            assert means_may_not_attend(mask) is is_later
+    assert not means_may_not_attend(torch.ones(1, 1, 2, 2, dtype=torch.bool, device="meta"))

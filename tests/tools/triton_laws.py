@@ -188,8 +188,6 @@ def test_of_some_queries():
 
 # What tiles compute
 
-SMALL = (rg.maps.Entropy(),)
-
 
 def terms(attention, *given):
     return attention(*(given or tensors()), engine="dense").weights._compiled_terms()
@@ -206,32 +204,6 @@ def test_maps_that_tiles_compute():
     assert rg.Attention()(*tensors(), engine="dense").weights.select([0], [1])._compiled_terms() is None
 
 
-def test_rows_whose_statistic_is_coarse_or_unknown():
-    query, key, value = tensors((5, 5))
-    for number in (1e5, torch.nan):
-        weights = rg.Attention()(query * number, key, value, engine="dense").weights
-        states = {reduction: reduction.init(weights.shape, weights.device) for reduction in SMALL}
-        assert gpu_reductions.fill_on_gpu(weights._compiled_terms(), weights.row_statistic[0], states) == set()
-
-
-@pytest.mark.usefixtures("unverified")
-def test_many_strongest_links_and_reductions_of_the_user_run_on_tiles(monkeypatch):
-    class Greatest(rg.maps.Reduction):
-        def init(self, shape, device):
-            return [torch.zeros(shape[:2], device=device)]
-
-        def add(self, state, tile):
-            state[0].copy_(state[0].maximum(tile.weights.amax((-2, -1))))
-
-    monkeypatch.setattr(gpu_reductions, "LARGEST_TOP", 2)
-    weights = rg.Attention()(*tensors((6, 9)), engine="dense").weights
-    entropy, top, greatest = weights.summarize(rg.maps.Entropy(), rg.maps.TopLinks(3), Greatest())
-    dense = weights.dense()
-    torch.testing.assert_close(entropy, -torch.xlogy(dense, dense).sum(-1), atol=1e-5, rtol=1e-4)
-    torch.testing.assert_close(top.weights, dense.topk(3).values)
-    torch.testing.assert_close(greatest, dense.amax((-2, -1)))
-
-
 # Verification at the first use of a program
 
 
@@ -245,46 +217,3 @@ def test_a_right_program_is_verified_once():
     weights = rg.Attention(mask=rg.causal(), bias=rg.ALiBi(2))(*tensors(), engine="dense").weights
     weights.summarize(*REDUCTIONS)
     assert list(gpu_reductions.FAULTS.values()) == [None]
-
-
-@pytest.mark.parametrize(
-    "wrong", ["entropy", "distance", "mass", "received", "cells", "top_weights", "top_keys", "error"]
-)
-@pytest.mark.usefixtures("unknown")
-def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
-    def broken(terms, logsumexp, wanted, queries=None):
-        if wrong == "error":
-            raise NotImplementedError("no such instruction\nand more")
-        statistics.add_statistics(terms, logsumexp, wanted, queries)
-        tensor = wanted["numbers"][0][1] if wrong == "mass" else wanted[wrong]
-        tensor.copy_((tensor + 1) % 20 if wrong == "top_keys" else tensor * 1.02)
-
-    weights = rg.Attention()(*tensors((20, 20)), engine="dense").weights
-    monkeypatch.setattr(gpu_reductions, "add_statistics", broken)
-    said = "NotImplementedError: no such instruction" if wrong == "error" else "is not that of the dense formula"
-    with pytest.warns(UserWarning, match=f"Triton kernel for statistics is not used: .*{said}.*Tiles compute them"):
-        found = weights.summarize(*REDUCTIONS)
-    again = weights.summarize(*REDUCTIONS)  # without another warning
-    monkeypatch.setattr(gpu_reductions, "DEVICES", set())
-    for ours, second, tiled in zip(found, again, weights.summarize(*REDUCTIONS), strict=True):
-        results = zip(*map(parts, (ours, second, tiled)), strict=True)
-        assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in results)
-
-
-@pytest.mark.parametrize("is_wrong", [False, True])
-@pytest.mark.usefixtures("unknown")
-def test_the_log_sum_exp_is_verified_too(is_wrong, monkeypatch):
-    known = rg.Attention(normalizer=rg.normalizers.Softmax(sink=1.0))(*tensors((20, 20)), engine="dense").weights
-    weights = ScoredMap(known.attention, known._prepared, known.positions, known.grid, None)
-    if is_wrong:
-        monkeypatch.setattr(gpu_reductions, "logsumexp_of", lambda terms: statistics.logsumexp_of(terms) + 0.01)
-        with pytest.warns(UserWarning, match="the log-sum-exp of the queries 0 to 1 is not that of the dense formula"):
-            found = weights.row_statistic[0]
-    else:
-        found = weights.row_statistic[0]
-    torch.testing.assert_close(found, known.row_statistic[0])
-    assert [fault is None for fault in gpu_reductions.FAULTS.values()] == [not is_wrong]
-
-
-def parts(result):
-    return tuple(result) if isinstance(result, rg.maps.RowLinks) else (result,)

@@ -133,7 +133,7 @@ def group(x: Tensor, num_groups: int) -> Tensor:
 def grouped_scores(query: Tensor, key: Tensor) -> Tensor:
     """q_i . k_j for every pair: (B, H, I, D), (B, G, J, D) -> (B, H, I, J), no copy of the keys."""
     B, H, I, _ = query.shape
-    return (group(query, key.shape[1]) @ key.transpose(-1, -2)).reshape(B, H, I, key.shape[2])
+    return (group(query, key.shape[1]) @ key.mT).reshape(B, H, I, key.shape[2])
 
 
 def grouped_values(weights: Tensor, value: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ FIRST_KEY = Spans(((0, 1),))
 WORTH_CUTTING = 0.8
 #: Largest number of queries in a sample block. Sample blocks show how many keys a block usually needs.
 SAMPLE = 64
+#: How many sample blocks are looked at.
+SAMPLES = 9
 
 
 @dataclass(frozen=True)
@@ -206,14 +208,14 @@ def cheapest_size(
     return min(sizes, key=cost)
 
 
-def _samples(mask: Mask | None, positions: Positions, edges: list[int], size: int, count: int = 9) -> Iterator[Block]:
-    """At most `count` blocks of `size` queries, spread evenly along the sequence.
+def _samples(mask: Mask | None, positions: Positions, edges: list[int], size: int) -> Iterator[Block]:
+    """At most SAMPLES blocks of `size` queries, spread evenly along the sequence.
 
     `edges` are the queries at which a block must begin, with the ends of the sequence.
     """
     ends = set()
-    for number in range(count):
-        place = (2 * number + 1) * edges[-1] // (2 * count)
+    for number in range(SAMPLES):
+        place = (2 * number + 1) * edges[-1] // (2 * SAMPLES)
         at = bisect_right(edges, place) - 1
         first = edges[at] + (place - edges[at]) // size * size
         ends.add((first, min(first + size, edges[at + 1])))  # the block that holds the query `place`

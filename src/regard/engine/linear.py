@@ -106,7 +106,7 @@ def _averages(total: Tensor, width: int) -> tuple[Tensor, Tensor]:
 
 def _sum_of(key: Tensor, value: Tensor) -> Tensor:
     """The state of these keys: sum_j k_j v_j^T, and sum_j k_j as the last channel; (B, G, W, E + 1)."""
-    return torch.cat((key.transpose(-1, -2) @ value, key.sum(2)[..., None]), -1)
+    return torch.cat((key.mT @ value, key.sum(2)[..., None]), -1)
 
 
 def _all_averages(query: Tensor, key: Tensor, value: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:

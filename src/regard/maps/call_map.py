@@ -128,8 +128,8 @@ def _exact_statistic(problem: Problem, rows: Tensor) -> RowStatistic:
     attention, positions, sizes = problem.attention, problem.positions, problem.sizes
     first, last = (int(rows[n]) + positions.start for n in (0, -1))
     if attention.mask is not None and not positions.columns(attention.mask.any_allowed(first, last + 1)):
-        hidden = torch.full((sizes.B, sizes.H, len(rows), 1), -torch.inf, device=problem.query.device)
-        return attention.normalizer.row_statistic(hidden, torch.zeros(1, dtype=torch.long, device=hidden.device))
+        like = problem.query.new_empty((sizes.B, sizes.H, len(rows)), dtype=torch.float32)
+        return attention.normalizer.empty_statistic(like)
     return recomputed_statistic(attention, problem.prepared, positions, problem.grid, rows)
 
 

@@ -53,9 +53,9 @@ def compiled_terms(attention: Attention, prepared: Prepared, positions: Position
 
 
 def map_problem(attention: Attention, prepared: Prepared, positions: Positions, grid: Grid) -> Problem | None:
-    """The problem of a map, without values; None if it is small, or a part of a batch or of its heads."""
+    """The problem of a map, without values; None if it is small or empty, or a part of a batch or of its heads."""
     (B, H, I, D), (G, J) = prepared.query.shape, prepared.key.shape[1:3]
-    if B == 0 or I * J < FEWEST_PAIRS:
+    if 0 in (B, I, J) or I * J < FEWEST_PAIRS:
         return None
     entries, heads = (torch.arange(size, device=grid.device) for size in (B, H))
     if not (torch.equal(grid.batch, entries) and torch.equal(grid.head, heads)):

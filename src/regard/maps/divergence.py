@@ -27,7 +27,7 @@ from regard.maps.reductions import (
 )
 
 #: The least weight: a key with a target and weight 0 counts as if it had this weight, the least normal float32.
-LEAST = 2.0**-126
+LEAST = torch.finfo(torch.float32).tiny
 #: A share of a row's target that is below this is rounding.
 ROUNDING = 1e-5
 

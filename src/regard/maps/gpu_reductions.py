@@ -105,8 +105,8 @@ def _program(terms: KernelProblem, kinds: Hashable, blocks: dict[str, int]) -> t
     `kinds` are the statistics that it computes, and `blocks` the sizes of its blocks.
     """
     query, attention = terms.problem.query, terms.problem.attention
-    pieces = tuple(type(bias) for bias in attention.bias), terms.layout.num_bytes > 0, terms.layout.distances is None
-    return query.device, query.dtype, pieces, kinds, *blocks.items()
+    biases, mask = tuple(map(type, attention.bias)), (bool(terms.layout.num_bytes), type(terms.layout.distances))
+    return query.device, query.dtype, biases, mask, kinds, *blocks.items()
 
 
 def _is_right(program: tuple, fault: Callable[[], str | None]) -> bool:
@@ -173,7 +173,7 @@ def _dense_tile(terms: KernelProblem, logsumexp: Tensor, rows: slice) -> Tile:
     # an empty row has the log-sum-exp -inf; minus inf, its scores become -inf and its weights 0
     logs = _dense_scores(terms, rows)[0] - statistic.masked_fill(statistic.isneginf(), torch.inf)
     grid = terms.problem.grid.tile(rows, columns)
-    return Tile(logs.clamp(max=0).exp().float(), None, rows, columns, grid, Spans.of((0, columns.stop)))
+    return Tile(logs.exp().float(), None, rows, columns, grid, Spans.of((columns.start, columns.stop)))
 
 
 def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:

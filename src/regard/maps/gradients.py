@@ -113,7 +113,7 @@ def live_tile(weights: Readable, rows: Tensor, cols: Tensor, workspace: int) -> 
 
 def in_graph(empty: Tensor, tensors: Iterable[Tensor]) -> Tensor:
     """A tensor without numbers in the graph of these tensors, whose gradients of it are 0."""
-    return empty + 0 * sum(tensor.sum() for tensor in tensors if tensor.requires_grad)
+    return empty + sum(tensor.sum() for tensor in tensors if tensor.requires_grad)
 
 
 def live_states(weights: Readable, reductions: Iterable[Reduction]) -> dict[Reduction, State]:

@@ -265,7 +265,7 @@ class KeyTotals(Reduction[Tensor]):
         return [zeros(device, *shape[:2], shape[3])]
 
     def add(self, state: State, tile: Tile) -> None:
-        state[0][:, :, tile.cols] += tile.weights.sum(-2)
+        state[0][:, :, tile.cols] += tile.weights.sum(2)
 
 
 @dataclass(frozen=True)
@@ -466,7 +466,7 @@ class Similarity(Reduction[Tensor]):
     def add(self, state: State, tile: Tile) -> None:
         first = -tile.rows.start % self.every  # the first row of the tile whose index is a multiple of `every`
         flat = tile.weights[:, :, first :: self.every].flatten(2)
-        state[0] += flat @ flat.transpose(-1, -2)
+        state[0] += flat @ flat.mT
 
     def finish(self, state: State) -> Tensor:
         squares = state[0].diagonal(dim1=-2, dim2=-1)

@@ -262,7 +262,7 @@ class ScoredMap(RecomputedMap):
         def compiled(tensors: Sequence[Tensor], states: dict[Reduction, State]) -> dict[Reduction, State]:
             """Those of the states whose gradients the kernels compute, in the graph of these tensors."""
             attention, inputs = originals.template.around(tensors[count:]), prepared.with_tensors(tensors[:count])
-            terms = None if 0 in self.shape else passes.terms_of_map(attention, inputs, self.positions, self.grid)
+            terms = passes.terms_of_map(attention, inputs, self.positions, self.grid)
             return {} if terms is None else passes.differentiable(terms, self.row_statistic[0], states)
 
         is_compiled = type(self) is ScoredMap

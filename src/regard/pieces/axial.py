@@ -153,7 +153,7 @@ class AxialRoPE(Encoding):
                 "Give coordinates (axes, tokens) for all entries, or (batch, axes, tokens)."
             )
         axes = to_device(torch.tensor(self.axes, dtype=torch.int64, device="cpu"), coordinates.device)
-        of_pairs = coordinates.index_select(-2, axes).transpose(-1, -2)  # ((B,) n, pairs)
+        of_pairs = coordinates.index_select(-2, axes).mT  # ((B,) n, pairs)
         wide = at_least_float32(x)
         angle = angles_of_pairs(of_pairs, torch.tensor(self.rates, dtype=torch.float64, device="cpu"), wide.dtype)
         angle = angle[:, None] if angle.ndim == 3 else angle  # all heads have the same angles

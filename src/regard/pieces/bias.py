@@ -302,10 +302,10 @@ class TransformerXLBias(nn.Module, AdditiveBias):
         distances = grid.distances()
         if distances is not None:
             behind = -torch.arange(distances.start, distances.stop, device=grid.device)  # i - j
-            return _skewed(rows @ self._waves(behind, rows).T, len(grid.key)) + cols.transpose(-1, -2)
+            return _skewed(rows @ self._waves(behind, rows).T, len(grid.key)) + cols.mT
         behind, index = torch.unique(-grid.distance[0, 0], return_inverse=True)
         products = rows @ self._waves(behind, rows).T
-        return products.gather(-1, index.expand(*rows.shape[:3], -1)) + cols.transpose(-1, -2)
+        return products.gather(-1, index.expand(*rows.shape[:3], -1)) + cols.mT
 
     def _waves(self, behind: Tensor, rows: Tensor) -> Tensor:
         """Sines, then cosines, of i - j, as in the paper's code, in the dtype of the rows: (n,) -> (n, head_dim)."""

@@ -19,7 +19,7 @@ from regard.pieces.mask import Mask, conjuncts
 from regard.pieces.mask_checks import at, check_batch, own_copy, select_entries
 
 #: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
-NO_ID = (1 << 31) - 1
+NO_ID = torch.iinfo(torch.int32).max
 #: Shorter gaps between chosen keys are not skipped: many short intervals cost more than the pairs between them.
 SHORT_GAP = 63
 #: Ids are below this number, so a count of every id fits in memory.
