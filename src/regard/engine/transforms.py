@@ -46,7 +46,7 @@ def own_backward(backward: Function) -> Function:
         with without_autocast(grads[0].device):
             return backward(ctx, *grads)
 
-    return once_differentiable(in_full_precision)
+    return once_differentiable(in_full_precision)  # type: ignore[return-value]
 
 
 def is_transformed() -> bool:
