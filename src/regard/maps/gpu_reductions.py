@@ -173,7 +173,7 @@ def _dense_tile(terms: KernelProblem, logsumexp: Tensor, rows: slice) -> Tile:
     # an empty row has the log-sum-exp -inf; minus inf, its scores become -inf and its weights 0
     logs = _dense_scores(terms, rows)[0] - statistic.masked_fill(statistic.isneginf(), torch.inf)
     grid = terms.problem.grid.tile(rows, columns)
-    return Tile(logs.exp().float(), None, rows, columns, grid, Spans.of((columns.start, columns.stop)))
+    return Tile(logs.clamp(max=0).exp().float(), None, rows, columns, grid, Spans.of((columns.start, columns.stop)))
 
 
 def _agree(reduction: Reduction, mine: State, exact: State, tile: Tile) -> bool:

@@ -27,6 +27,8 @@ RowStatistic = tuple[Tensor, ...]
 
 #: A greater log-sum-exp is coarse: it rounds by more than 1024 half units in the last place of 1 (6e-5 in float32).
 COARSE = 1024.0
+#: The `cost` of a weight whose row is sorted.
+SORTING = 40.0
 
 
 class Normalizer(Piece):
@@ -434,7 +436,7 @@ class Sparsemax(Normalizer):
     """
 
     is_relative = True
-    cost = 40.0  # a row is sorted
+    cost = SORTING
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         """If the n greatest scores have weights, t = (their sum - 1) / n; n is the last that leaves score n above t."""
@@ -464,7 +466,7 @@ class Entmax15(Normalizer):
     """
 
     is_relative = True
-    cost = 40.0  # a row is sorted
+    cost = SORTING
 
     def row_statistic(self, scores: Tensor, columns: Tensor) -> RowStatistic:
         """If the n greatest halves h have weights, sum (h - t)^2 = 1, so t = mean - sqrt(1 / n - variance)."""
