@@ -35,7 +35,7 @@ def test_a_selection_compares_rows_of_24_mebibytes_at_once():
 def test_the_network_of_a_bias_holds_4_million_numbers_at_once(monkeypatch):
     bias, sizes = rg.biases.FIREBias(1, hidden=1 << 12), []
     monkeypatch.setattr(
-        bias, "_network", lambda behind, length: sizes.append(len(behind)) or torch.zeros(1, *behind.shape)
+        bias, "_network", lambda behind, length, head: sizes.append(len(behind)) or torch.zeros(1, *behind.shape)
     )
     bias.term(rg.types.Grid.whole(POSITIONS(70, 32), 1, 1, 70), None, None)
     assert sizes == [32, 32, 6]

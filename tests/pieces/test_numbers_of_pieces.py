@@ -31,7 +31,9 @@ def factories():
                 continue
             parameters = inspect.signature(made).parameters
             for argument, parameter in parameters.items():
-                if {"Number", "Positive", "float"} & set(str(parameter.annotation).replace("[", " ").split()):
+                if {"Number", "Positive", "Constant", "PositiveConstant", "float"} & set(
+                    str(parameter.annotation).replace("[", " ").split()
+                ):
                     yield made, argument
 
 

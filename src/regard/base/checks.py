@@ -44,7 +44,7 @@ class NotLearned:
         return "No gradient reaches it; value.item() is its number." if isinstance(value, Tensor) else ""
 
     def __str__(self) -> str:
-        return "without a gradient"
+        return ""
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,9 @@ class Finite:
     above: float | None = None
 
     def allows(self, value: Any) -> bool:
-        is_above = isinstance(value, Tensor) or self.above is None or value > self.above
-        return is_above and (isinstance(value, Tensor) or abs(value) <= LARGEST)
+        if isinstance(value, Tensor):
+            return True
+        return abs(float(value)) <= LARGEST and (self.above is None or value > self.above)
 
     def __str__(self) -> str:
         return "" if self.above is None else f"above {self.above}"
@@ -205,7 +206,8 @@ def _as_number(value: Any, expected: Any) -> Any:
     if _is_integer(value):
         return operator.index(value)
     if isinstance(value, Tensor):
-        return value.item() if _names(expected, NotLearned()) and has_numbers(value) else value
+        is_constant = _names(expected, NotLearned()) and _is_number(value) and NotLearned().allows(value)
+        return value.item() if is_constant and has_numbers(value) else value
     return float(value) if _names(expected, float) and isinstance(value, Real) else value
 
 
