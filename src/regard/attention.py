@@ -320,7 +320,9 @@ def _slot(name: str, piece: object, kind: type[P], optional: bool = False) -> P:
     elif isinstance(piece, Tensor):
         got, remedy = f"a tensor of {piece.dtype}", mask_remedy(piece)
     else:
-        got, remedy = f"{type(piece).__name__} {str(piece)[:60]!r}", f"Pieces are objects, such as {EXAMPLES[name]}."
+        own = next((slot for slot, kind in [*SLOTS.items(), ("bias", Bias)] if isinstance(piece, kind)), None)
+        remedy = f"Its slot is {own}=." if own else f"Pieces are objects, such as {EXAMPLES[name]}."
+        got = f"{type(piece).__name__} {str(piece)[:60]!r}"
     raise RegardError(f"Attention({name}=...): expected a {kind.__name__}, got {got}. {remedy}")
 
 

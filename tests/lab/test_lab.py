@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+import regard as rg
 from regard import RegardError
 from regard.cli.app import app
 from regard.lab.data.words import cut
@@ -270,3 +271,27 @@ def test_a_mistake_is_told_in_the_words_of_the_command_line(tmp_path, arguments)
     (tmp_path / "rows.jsonl").write_text('{"x": "a", "target": "b"}\n')
     result = regard(*(part.format(tmp_path) for part in arguments), status=2)
     assert not re.search(r"(?<![\w.])[a-z_]+=", result.output), result.output
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "corpus_of",
+        "evaluate_run",
+        "compare_runs",
+        "make_config",
+        "make_study",
+        "read_config",
+        "train",
+        "compare",
+        "resume_training",
+        "load_run",
+        "load_pretrained",
+        "pretrained_runs",
+    ],
+)
+def test_a_function_of_the_lab_refuses_values_of_another_type(name):
+    """In words that name the function and the argument; they once ended in an error of an attribute or of a path."""
+    for wrong in (5, [1], object()):
+        with pytest.raises(rg.RegardError, match=rf"^{name}[(:]"):
+            getattr(rg.lab, name)(wrong)

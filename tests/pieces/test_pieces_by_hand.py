@@ -113,6 +113,16 @@ WRONG = {
         lambda: rg.maps.DenseMap(lambda: q, grid=UNPLACED),
         "DenseMap: the grid has no positions",
     ),
+    "a predicate for single numbers": (
+        lambda: rg.Attention(mask=rg.mask_mod(lambda b, h, i, j: i >= j and j > 2))(q, q, q),
+        r"mask_mod\(predicate\): .* Write & for and, \| for or, ~ for not",
+    ),
+    "a predicate that decides by if": (
+        lambda: rg.mask_mod(lambda b, h, i, j: j > 2 if h > 0 else j > 1).dense(6, num_heads=4),
+        r"mask_mod\(predicate\): .* torch\.where\(condition, a, b\) for if",
+    ),
+    "a mask in the slot of the score": (lambda: rg.Attention(rg.causal()), r"expected a Score, .* Its slot is mask="),
+    "a score in the slot of the bias": (lambda: rg.Attention(bias=rg.Dot()), r"expected a Bias, .* Its slot is score="),
     "groups on a grid without positions": (
         lambda: rg.composites.MeanGroups(2).visible(rg.padding([6, 6]), SIZES, UNPLACED),
         r"MeanGroups\.visible: the grid has no positions",

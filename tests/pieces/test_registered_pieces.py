@@ -346,3 +346,20 @@ def test_a_functional_call_leaves_no_tensor_behind():
         assert not torch.func.functional_call(attention, {name: other}, (x, x, x)).output.equal(before)
         del other
         assert reference() is None and attention(x, x, x).output.equal(before)
+
+
+@pytest.mark.parametrize(("H", "D", "K"), [(1, 48, 48), (4, 64, 32), (8, 16, 96)])
+def test_a_bilinear_score_begins_with_the_variance_that_it_says(H, D, K):
+    """Published trainings begin with it. The remedy gives each matrix the variance of Xavier's rule."""
+    torch.manual_seed(0)
+    score = rg.scores.Bilinear(D, K, num_heads=H)
+
+    def has_variance(variance):
+        weight = score.weight.detach().double()
+        assert weight.square().mean() == pytest.approx(variance, rel=0.1)  # about 5 standard errors of 2,304 numbers
+        assert weight.abs().max() <= (3 * variance) ** 0.5 + 1e-6 and weight.abs().max() > 0.99 * (3 * variance) ** 0.5
+
+    has_variance(2 / (K * (D + H)))
+    for matrix in score.weight:
+        torch.nn.init.xavier_uniform_(matrix)
+    has_variance(2 / (D + K))

@@ -20,6 +20,7 @@ from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.pieces.grid import Grid
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import (
+    answered,
     at,
     check_batch,
     check_covers,
@@ -409,7 +410,7 @@ class mask_mod(Mask):
         check_predicate(self.predicate)
 
     def allowed(self, grid: Grid) -> Tensor:
-        answer = self.predicate(grid.b, grid.h, grid.i, grid.j)
+        answer = answered(self.predicate, grid)
         if not isinstance(answer, Tensor) or answer.dtype != torch.bool:
             kind = answer.dtype if isinstance(answer, Tensor) else type(answer).__name__
             raise RegardError(f"mask_mod(predicate): the predicate must return a boolean tensor, got {kind}.")

@@ -8,7 +8,7 @@ tensors.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from regard.base.checks import integer
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, has_numbers
 from regard.base.spans import Spans
+from regard.pieces.grid import Grid
 
 
 def check_batch(mask: str, batch: int, sizes: Sizes) -> None:
@@ -54,6 +55,20 @@ def check_predicate(predicate: object) -> None:
         signature.bind(*range(4))
     except TypeError:
         raise RegardError(f"mask_mod(predicate): this one takes {signature}. {remedy}") from None
+
+
+def answered(predicate: Callable[..., object], grid: Grid) -> object:
+    """What a predicate returns for a tile. One that is written for single numbers raises an error with the remedy."""
+    try:
+        return predicate(grid.b, grid.h, grid.i, grid.j)
+    except RuntimeError as error:
+        if "Boolean value of Tensor" not in str(error):
+            raise
+        raise RegardError(
+            "mask_mod(predicate): the predicate gets integer tensors (b, h, i, j) of all pairs of a tile, and asks for "
+            "one answer. Write & for and, | for or, ~ for not, with brackets: (i >= j) & (j > 2); and "
+            "torch.where(condition, a, b) for if."
+        ) from error
 
 
 def own_copy(tensor: Tensor) -> Tensor:

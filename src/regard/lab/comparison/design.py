@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.lab.comparison.study import DEFAULT, Entry, Study
 from regard.lab.comparison.sweeps import SHORT, entries
@@ -32,8 +33,9 @@ BUDGET = ("minutes", 4.0)
 STEPS_PER_MINUTE = 600
 
 
+@checked
 def make_study(
-    data: str | tuple[Path, Path] | None = None,
+    data: str | tuple[str | Path, str | Path] | None = None,
     *,
     systems: Sequence[str] | None = None,
     seeds: Sequence[int] | None = None,
@@ -91,7 +93,7 @@ def _entries(names: Sequence[str], sweep: str | None, values: Sequence[str]) -> 
     return entries(sweep, values, names[0] if names else "transformer")
 
 
-def _sections(data: str | tuple[Path, Path] | None, unit: str, amount: float) -> dict[str, dict[str, Any]]:
+def _sections(data: str | tuple[str | Path, str | Path] | None, unit: str, amount: float) -> dict[str, dict[str, Any]]:
     """The configuration that all trials share, before overrides. `unit` and `amount` are the budget.
 
     Training losses are logged every 50 steps, or as often as validations if these are more frequent.

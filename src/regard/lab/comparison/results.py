@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from regard.base.checks import checked
 from regard.base.errors import MissingPackage, RegardError
 from regard.base.texts.text_files import read_json
 from regard.lab.comparison.processes import LocalProcess, Start, processors
@@ -96,6 +97,7 @@ class Comparison:
             raise MissingPackage("compare", error.name or "matplotlib", "lab") from None
 
 
+@checked
 def compare(
     study: Study,
     out: str | Path,

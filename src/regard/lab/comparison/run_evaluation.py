@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.base.whole_files import write_whole
 from regard.lab.comparison.study import EVALUATION, STUDY, TRIALS, read_study
@@ -63,6 +64,7 @@ class PairSelection:
         return distinct, len(pairs) - len(distinct)
 
 
+@checked
 def evaluate_run(
     run: Run,
     selection: PairSelection | None = None,
@@ -115,6 +117,7 @@ class RunComparison:
     paired: PairedComparison
 
 
+@checked
 def compare_runs(
     run: Run,
     other: Run,
@@ -150,6 +153,7 @@ def compare_runs(
     return RunComparison(evaluations, paired_comparison(*evaluations, [pair.target for pair in task.pairs]))
 
 
+@checked
 def corpus_of(run: Run) -> Corpus:
     """The corpus that a run was trained on. Raises an error if the corpus has changed since.
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.lab.data.synthetic import TASKS
 from regard.lab.evaluation.metrics import Name
@@ -270,6 +271,7 @@ class Config(Section):
         return "\n".join(_section(name, getattr(self, name)) for name in type(self).model_fields)
 
 
+@checked
 def read_config(
     path: str | Path | None = None, overrides: Iterable[str] = (), sections: Mapping[str, Any] | None = None
 ) -> Config:
@@ -298,6 +300,7 @@ def read_config(
     return make_config(data)
 
 
+@checked
 def make_config(data: Mapping[str, Any]) -> Config:
     """The configuration of nested dictionaries; missing keys have their defaults.
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from regard.base.checks import checked
 from regard.base.errors import RegardError, nearest
 from regard.base.texts.text_files import read_json
 from regard.base.whole_files import append, write_whole
@@ -110,6 +111,7 @@ class Run:
         return translate(self.model, self.source_tokenizer, self.target_tokenizer, sentences, options)
 
 
+@checked
 def load_run(path: str | Path) -> Run:
     """Read the folder of a run. Raises an error that names the file if it is truncated, changed or of another version.
 
@@ -134,6 +136,7 @@ def load_run(path: str | Path) -> Run:
     return Run(path, model.eval(), source, target, read_sections(path), settings, read_metrics(path / METRICS))
 
 
+@checked
 def pretrained_runs() -> list[str]:
     """The names of the runs that come with the package, in alphabetical order; [] if it was installed without them.
 
@@ -146,6 +149,7 @@ def pretrained_runs() -> list[str]:
     return sorted(folder.name for folder in PRETRAINED.iterdir() if (folder / SETTINGS).exists())
 
 
+@checked
 def load_pretrained(name: str) -> Run:
     """A run that comes with the package, such as "bahdanau-en-fr".
 

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from regard.base.checks import checked
 from regard.base.errors import RegardError
 from regard.lab.data.corpus import Corpus
 from regard.lab.data.tokenizer import Tokenizer
@@ -59,6 +60,7 @@ class Trained:
         return self.prepared.target_tokenizer
 
 
+@checked
 def train(
     config: Config,
     out: str | Path | None = None,
@@ -88,6 +90,7 @@ def train(
     return _trained(config, None if out is None else Path(out), False, on_start, on_step)
 
 
+@checked
 def resume_training(
     out: str | Path,
     overrides: Iterable[str] = (),
