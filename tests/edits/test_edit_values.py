@@ -219,6 +219,12 @@ def test_a_learned_number_of_an_edit_has_its_gradient(model, edit, kind):
     torch.testing.assert_close(found, (more - less) / (2 * step), rtol=error, atol=error)
 
 
+def test_a_model_that_is_an_attention_itself_is_called_the_model_in_errors():
+    model, edit = FusedAttention(), rg.KnockOut(rg.Where(heads=2))
+    with pytest.raises(RegardError, match="and the model has heads 0 to 1"), rg.edit(model, edit):
+        model(torch.randn(1, 2, 12, 4))
+
+
 TYPED = [
     "EditSequence()",
     "KnockOut(Where(heads='L5.H3', queries='it', keys='animal'))",
