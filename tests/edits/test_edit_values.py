@@ -175,6 +175,56 @@ def test_uniform_rows_and_gates_of_a_model_in_float64_are_float64(model):
     assert torch.equal(*logits)
 
 
+class SoftmaxAttention(torch.nn.Module):
+    """An attention that computes its softmax itself."""
+
+    def forward(self, x):
+        scores = x @ x.mT + torch.full((12, 12), -torch.inf).triu(1)
+        return scores.softmax(-1) @ x
+
+
+class FusedAttention(torch.nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+def _uniform_but(number):
+    """A row of weights, of which the first key has this share of all."""
+    number = torch.as_tensor(number)
+    return torch.cat((number.reshape(1), (1 - number).expand(11) / 11))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda x: rg.edits.ScaleWeights(rg.Where(heads=1, keys=[0, 3]), x),
+        lambda x: rg.edits.AddToScores(rg.Where(heads=1, keys=[0, 3]), x),
+        lambda x: rg.edits.ReplaceWeights(rg.Where(heads=1, queries=11), _uniform_but(x)),
+    ],
+    ids=["scale", "add", "replace"],
+)
+@pytest.mark.parametrize("kind", ["model", "softmax", "sdpa"])
+def test_a_learned_number_of_an_edit_has_its_gradient(model, edit, kind):
+    inputs = torch.randn(1, 2, 12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    edited = {"model": copy.deepcopy(model).double(), "softmax": SoftmaxAttention(), "sdpa": FusedAttention()}[kind]
+
+    def loss(number):
+        with rg.edit(edited, edit(number)):
+            return (edited(IDS).logits if kind == "model" else edited(inputs)).sin().sum()
+
+    number = torch.tensor(0.5, dtype=torch.float64, requires_grad=True)
+    (found,) = torch.autograd.grad(loss(number), number)
+    step, error = (1e-3, 1e-3) if kind == "model" else (1e-5, 1e-6)  # Llama rounds its norms to float32
+    more, less = (loss(torch.tensor(0.5 + sign * step, dtype=torch.float64)).detach() for sign in (1, -1))
+    torch.testing.assert_close(found, (more - less) / (2 * step), rtol=error, atol=error)
+
+
+def test_a_model_that_is_an_attention_itself_is_called_the_model_in_errors():
+    model, edit = FusedAttention(), rg.KnockOut(rg.Where(heads=2))
+    with pytest.raises(RegardError, match="and the model has heads 0 to 1"), rg.edit(model, edit):
+        model(torch.randn(1, 2, 12, 4))
+
+
 TYPED = [
     "EditSequence()",
     "KnockOut(Where(heads='L5.H3', queries='it', keys='animal'))",

@@ -164,3 +164,55 @@ def test_a_learned_number_has_its_gradient_or_is_refused(name):
             continue  # it has no gradients
         (found,) = torch.autograd.grad(attention(*_inputs(), engine=engine).output.sin().sum(), number)
         torch.testing.assert_close(found, expected.detach(), rtol=1e-5, atol=1e-7)
+
+
+def _chosen(ids):
+    rows = torch.as_tensor(ids.copy() if isinstance(ids, np.ndarray) else ids)
+    return rg.masks.chosen_keys(rows.expand(1, 1, n, -1))
+
+
+def _turned(axes):
+    return rg.Attention(position=encodings.AxialRoPE(torch.arange(3 * n).view(3, n), axes, [1.0, 2.0, 0.5, 0.1]))
+
+
+#: Of each piece with a list of integers: an attention with this list, and a list.
+LISTS = {
+    "padding": (rg.padding, [6, 3]),
+    "documents": (rg.documents, [3, 4]),
+    "documents of keys": (lambda x: rg.documents([3, 4], x), [3, 4]),
+    "global_tokens": (lambda x: rg.masks.global_tokens(x) | rg.window(2), [0, 5]),
+    "tree": (lambda x: rg.masks.tree(x, 3), [-1, 0, 0, 1]),
+    "shared_prefix": (lambda x: rg.masks.shared_prefix(2, x), [2, 3]),
+    "neighborhood.shape": (lambda x: rg.masks.neighborhood(x, (3, 1)), [7, 1]),
+    "neighborhood.size": (lambda x: rg.masks.neighborhood((7, 1), x), [3, 1]),
+    "neighborhood.dilation": (lambda x: rg.masks.neighborhood((7, 1), (3, 1), x), [2, 1]),
+    "sliding_tiles.tile": (lambda x: rg.masks.sliding_tiles((7, 1), x, 1), [1, 1]),
+    "chosen_keys": (_chosen, [2, 1, 5, -1]),
+    "AxialRoPE.axes": (_turned, [2, 1, 1, 0]),
+    "AxialRoPE.sections": (lambda x: _axial(encodings.AxialRoPE.sections, x), [3, 1]),
+}
+OF_LISTS = {
+    "tuple": tuple,
+    "array": np.array,
+    "array of int8": lambda x: np.array(x, np.int8),
+    "reversed array": lambda x: np.array(x[::-1])[::-1],
+    "tensor": torch.tensor,
+    "tensor of int8": lambda x: torch.tensor(x, dtype=torch.int8),
+    "every second": lambda x: torch.tensor([[number, 99] for number in x]).flatten()[::2],
+    "numbers of NumPy": lambda x: [np.int32(number) for number in x],
+    "tensors": lambda x: [torch.tensor(number) for number in x],
+}
+
+
+@pytest.mark.parametrize("kind", OF_LISTS)
+@pytest.mark.parametrize("name", LISTS)
+@torch.no_grad()
+def test_any_kind_of_list_counts_as_its_integers(name, kind):
+    make, numbers = LISTS[name]
+    expected, found = (
+        made if isinstance(made, rg.Attention) else rg.Attention(mask=made)
+        for made in (make(numbers), make(OF_LISTS[kind](numbers)))
+    )
+    for engine in _engines(found):
+        one, other = (attention(*_inputs(), engine=engine).output for attention in (expected, found))
+        torch.testing.assert_close(one, other)

@@ -279,7 +279,7 @@ class LayerEdit:
         inside = keys[keys < J]
         # the weight of a row outside of the keys that its query may attend to
         lost = rows.sum(-1) - (rows[..., inside] * allowed[..., keys < J]).sum(-1)
-        if float(lost.max()) > ROUNDING:
+        if float(lost.detach().max()) > ROUNDING:
             raise RegardError(
                 "ReplaceWeights: the given rows have weight on keys that the mask forbids (later tokens, padding, keys "
                 "outside of a window or knocked out). Set them to 0 and divide each row by its sum."
@@ -311,7 +311,7 @@ class LayerEdits:
         mask, biases = attention.mask, [*attention.bias]
         for edit in self.edits:
             if isinstance(edit.edit, AddToScores):
-                biases.append(AddedToScores(edit.pairs, float(edit.edit.amount)))
+                biases.append(AddedToScores(edit.pairs, edit.edit.amount))
             elif edit.is_of_scores:
                 knocked_out = KnockedOut(edit.pairs)
                 mask = knocked_out if mask is None else mask & knocked_out

@@ -305,7 +305,7 @@ def _check_finite(edit: str, name: str, number: float) -> None:
     """Refuse an infinite number, NaN, and an integer that no float can hold."""
     if isinstance(number, int) and abs(number) > sys.float_info.max:
         raise RegardError(f"{edit}: the {name} is an integer beyond the largest float, {sys.float_info.max:.3g}.")
-    if not math.isfinite(number):
+    if not math.isfinite(number.detach() if isinstance(number, Tensor) else number):
         remedy = " KnockOut removes pairs." if number < 0 else ""
         raise RegardError(f"{edit}({name}={number}): the {name} must be a finite number.{remedy}")
 

@@ -35,7 +35,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _PROXY = torch._C._TorchDispatchModeKey.PROXY
 
 
-def own_backward(backward: Function) -> Function:
+def own_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
     """A backward pass with no derivative of its own, computed without autocast, which would round its sums.
 
     torch runs a backward pass under the autocast of its caller, as `with torch.autocast(...): loss.backward()` does.

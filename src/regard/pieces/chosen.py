@@ -64,6 +64,7 @@ class chosen_keys(Mask):
             raise RegardError(
                 f"chosen_keys: {heads} heads of ids for {self.num_heads} query heads: the first must divide the second."
             )
+        ids = ids.long()  # smaller integers would overflow
         if ids.numel() and ids.max() >= LARGEST:
             raise RegardError(f"chosen_keys: {int(ids.max())} is no position of a key. A negative number is no key.")
         ids = own_copy(torch.where(ids < 0, NO_ID, ids).int()).sort(-1).values

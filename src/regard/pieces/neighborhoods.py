@@ -257,7 +257,8 @@ def _check_on_grid(mask: str, grid: Grid, shape: tuple[int, ...]) -> None:
 
 def _for_axes(mask: str, name: str, given: object, count: int) -> tuple[int, ...]:
     """One integer of at least 1 for each of `count` axes. Errors name the `mask` and the `name` of its argument."""
-    listed = given if isinstance(given, Sequence | Tensor) and getattr(given, "ndim", 1) else [given] * count
+    is_list = getattr(given, "ndim", isinstance(given, Sequence))  # of an array or a tensor its number of axes
+    listed = given if is_list else [given] * count
     numbers = integers(mask, name, listed)  # type: ignore[arg-type]
     if len(numbers) != count or min(numbers) < 1:
         raise RegardError(

@@ -185,6 +185,11 @@ class _State(threading.local):
         self.projected: dict[nn.Module, list[CallPatch]] = {}
 
 
+def _shown(name: str) -> str:
+    """The path of a module in an error; a model that is itself the module has an empty one."""
+    return name or "the model"
+
+
 def _names_words(edits: AttentionEdit) -> bool:
     """Whether queries or keys of an edit are words."""
     chosen = (flat(choice) for part in edits.parts for choice in (part.where.queries, part.where.keys))  # type: ignore
@@ -415,7 +420,7 @@ class _Editor(CallObserver):
             number, reason = None, str(error)
         if frame.softmaxes != [number]:
             raise RegardError(
-                f"edit: {name} cannot be edited at its softmax: {reason}. Name other layers: Where(layers=...)."
+                f"edit: {_shown(name)} cannot be edited at its softmax: {reason}. Name other layers: Where(layers=...)."
             )
 
     def softmax_inputs(self, module: nn.Module) -> tuple[Any, Any] | None:
@@ -459,7 +464,8 @@ class _Editor(CallObserver):
         edits, original = [], call
         for n, part, heads in selecting:
             if heads.is_finite and heads.last >= (H := call.query.shape[1]):
-                raise RegardError(f"edit: {part!r} selects head {heads.last}, and {name} has heads 0 to {H - 1}.")
+                last = f"{_shown(name)} has heads 0 to {H - 1}"
+                raise RegardError(f"edit: {part!r} selects head {heads.last}, and {last}.")
             self._check_number(n, part, name)
             if isinstance(part, ActivationPatch):
                 call = with_patch(n, part, heads, call, name, place)
@@ -471,7 +477,7 @@ class _Editor(CallObserver):
     def _checked_place(self, call: AttentionCall, name: str, parts: list[Any]) -> tuple[int, int]:
         """The numbers of the first query and key of a call; a call that these edits cannot change is refused."""
         if is_differential(call.module):
-            raise RegardError(f"edit: {name} subtracts two softmaxes, and such heads cannot be edited.")
+            raise RegardError(f"edit: {_shown(name)} subtracts two softmaxes, and such heads cannot be edited.")
         is_cross = part_of(name, call.module) == "cross"
         place = call.place or first_numbers(call, self.state.places.get(call.module), is_cross)
         self._check_tokens(call, place[0])
@@ -548,8 +554,9 @@ class _Editor(CallObserver):
         layout = self.projected.get(call.module)
         if layout is None or edit.part != "output":
             raise RegardError(
-                f"edit: {edit!r} cannot patch {name}: {type(call.module).__name__} computes its softmax itself, so its "
-                "queries, keys and values are not accessible, and its outputs only before a known output projection. "
+                f"edit: {edit!r} cannot patch {_shown(name)}: {type(call.module).__name__} computes its softmax "
+                "itself, so its queries, keys and values are not accessible, and its outputs only before a known "
+                "output projection. "
                 "part='output' patches those, and edits of scores and of weights reach it."
             )
         wide = replace(call, value=call.value.new_empty(*call.value.shape[:3], layout.head_dim))
@@ -618,8 +625,8 @@ class _Editor(CallObserver):
         """Refuse batch entries of a call whose batch is not that of the model, such as windows of an image."""
         if (B := len(call.query)) > 1 and self.state.sizes and B not in self.state.sizes:
             raise RegardError(
-                f"edit: {name} was called with {B} batch entries, which are not those of the model, such as windows of "
-                "an image. Run each input alone, and leave out batch and tokens of each entry."
+                f"edit: {_shown(name)} was called with {B} batch entries, which are not those of the model, such as "
+                "windows of an image. Run each input alone, and leave out batch and tokens of each entry."
             )
 
     def _why_no_pair(
@@ -705,7 +712,7 @@ def _check_counted(call: AttentionCall, name: str) -> None:
     is_known = part_of(name, module) == "cross" or hasattr(module, "is_cross_attention")
     if call.function is F.multi_head_attention_forward and I < J and not is_known:
         raise RegardError(
-            f"edit: {name} was called with {I} queries and {J} keys. It is not known whether these queries are the "
-            "last tokens of the keys, or another text. Say so before: module.is_cross_attention = True if queries "
+            f"edit: {_shown(name)} was called with {I} queries and {J} keys. It is not known whether these queries are "
+            "the last tokens of the keys, or another text. Say so before: module.is_cross_attention = True if queries "
             "count from 0, False if the last query is the last key."
         )
