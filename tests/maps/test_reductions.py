@@ -73,6 +73,9 @@ def test_coarser_cells_are_those_of_the_weights(num_rows, steps):
     pooled = averaged(cells(weights, size)[0], size, num_rows), cells(weights, size)[1]
     whole = size << steps
     expected = averaged(cells(weights, whole)[0], whole, num_rows), cells(weights, whole)[1]
+    assert all(
+        one.equal(each[0, 1]) for one, each in zip(cells(weights[0, 1], whole), cells(weights, whole), strict=True)
+    )
     for first in (0, 4, 8):
         part = tuple(x[:, :, first:] for x in pooled)
         found = coarser(part, steps, level, num_rows, first)

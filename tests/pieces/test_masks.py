@@ -528,6 +528,7 @@ def test_a_dense_mask_of_unknown_sizes_asks_for_them():
     with pytest.raises(rg.RegardError, match=r"index of the head .* mask\.dense\(3, num_heads=\.\.\.\)"):
         (by_head & rg.padding([1, 2])).dense(3)
     assert by_entry.dense(3, batch_size=2).shape == (2, 1, 3, 3)
+    assert by_entry.dense(0, 3).shape == (0, 3) and by_head.dense(3, 0).shape == (3, 0)  # no pair, no question
     assert by_head.dense(3, num_heads=2)[0, :, 0].tolist() == [[False, True, True], [False, False, True]]
     assert EvenKeysOfOddEntries().dense(2, batch_size=2)[1, 0].tolist() == [[True, False]] * 2
 

@@ -346,3 +346,19 @@ def test_a_functional_call_leaves_no_tensor_behind():
         assert not torch.func.functional_call(attention, {name: other}, (x, x, x)).output.equal(before)
         del other
         assert reference() is None and attention(x, x, x).output.equal(before)
+
+
+class Tagged:
+    """A base of a user's own with an option of its classes."""
+
+    def __init_subclass__(cls, tag, **options):
+        super().__init_subclass__(**options)
+        cls.tag = tag
+
+
+def test_a_piece_may_have_another_base_whose_classes_have_options():
+    class Own(rg.biases.AdditiveBias, Tagged, tag=3):
+        def term(self, grid, rows, cols):
+            return grid.distance * 0.0
+
+    assert Own.tag == 3
