@@ -11,7 +11,7 @@ from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention
 
 import regard as rg
 from oracles import ORACLES
-from regard.engine.convolution import MANY
+from regard.engine.convolution import MANY, _fast_length
 from regard.maps.stored import load_map, save_map
 
 close = torch.testing.assert_close
@@ -89,7 +89,7 @@ def attention_of(num_taps, mask=None, heads=4):
 
 @pytest.mark.parametrize("num_taps", [1, 3, 11, 40])
 @pytest.mark.parametrize(
-    ("I", "start", "J"), [(13, 0, 13), (1, 12, 13), (5, 3, 13), (4, 20, 13), (6, -3, 9), (3, -9, 5)]
+    ("I", "start", "J"), [(13, 0, 13), (1, 12, 13), (5, 3, 13), (4, 20, 13), (4, 60, 13), (6, -3, 9), (3, -9, 5)]
 )
 @torch.no_grad()
 def test_queries_anywhere_and_shared_keys(num_taps, I, start, J):
@@ -132,3 +132,9 @@ def test_refusals():
             wrong()
     wide = rg.plan(x, x, torch.ones(1, 4, 6, 64), attention=attention)
     assert wide.engine == "dense" and "at most 256" in wide.refused["convolution"]
+
+
+def test_transforms_have_the_least_length_with_small_prime_factors():
+    smooth = sorted(2**a * 3**b * 5**c for a in range(10) for b in range(7) for c in range(5))
+    for length in range(1, 500):
+        assert _fast_length(length) == next(n for n in smooth if n >= length)

@@ -543,3 +543,24 @@ def test_forgetting_refuses_keys_with_gaps():
         attention(q, k, v, log_forget=torch.zeros(1, 1, 4), positions=positions)
     with pytest.raises(rg.RegardError, match="ForgettingBias needs a tensor for each call"):
         attention(q, k, v)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize("learned", [False, True])
+def test_qk_norm_divides_by_the_root_of_the_mean_square(joint, learned):
+    """Over a head or over all of them, times a number for each channel, if these are learned."""
+    norm = rg.encodings.QKNorm(8, 4, 2, joint=joint, learned=learned).double()
+    x = torch.randn(2, 4, 5, 8, dtype=torch.float64)
+    of_query, of_key = (
+        scale.copy_(torch.rand_like(scale)) if learned else 1.0
+        for scale in (p.detach() if learned else p for p in (norm.query_scale, norm.key_scale))
+    )
+    mean = x.square().mean((1, 3) if joint else 3, keepdim=True)
+    close(norm.encode_query(x, torch.arange(5)), x / (mean + 1e-6).sqrt() * of_query)
+    mean = x[:, :2].square().mean((1, 3) if joint else 3, keepdim=True)
+    close(norm.encode_key(x[:, :2], torch.arange(5)), x[:, :2] / (mean + 1e-6).sqrt() * of_key)
+    with pytest.raises(rg.RegardError, match="made for width 8"):
+        norm.encode_query(x[..., :7], torch.arange(5))
+    if learned:
+        with pytest.raises(rg.RegardError, match="num_heads=4, got 3 heads"):
+            norm.encode_query(x[:, :3], torch.arange(5))

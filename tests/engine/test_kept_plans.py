@@ -14,6 +14,7 @@ import kernels
 import regard as rg
 from cataloged import SINGLE
 from plan_calls import LEARNED, anew, assert_equal, inputs, results
+from regard import attention_output
 from regard.catalog import mechanisms
 from regard.engine import kept_plans as kept_plans_file
 from regard.engine import problem as problem_file
@@ -536,3 +537,15 @@ def test_a_call_copies_the_tensors_of_its_pieces_once(learns, monkeypatch):
         for count in (1, 2):
             attention(*tensors)
             assert [part is attention.bias[0].table for part in copied] == [True] * count
+
+
+def test_a_repeated_call_is_completed_once_and_under_autocast_each_time(monkeypatch):
+    """Completing casts the tensors of a call, and adds what a cache and dropout need."""
+    tensors, completed, extended = torch.randn(3, 1, 2, 40, 8), [], attention_output.extended
+    monkeypatch.setattr(attention_output, "extended", lambda *given: completed.append(1) or extended(*given))
+    for _ in range(3):
+        rg.attend(*tensors)
+    assert len(completed) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        outputs = [rg.attend(*tensors).output for _ in range(3)]
+    assert len(completed) == 4 and {output.dtype for output in outputs} == {torch.bfloat16}

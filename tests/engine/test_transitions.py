@@ -342,3 +342,12 @@ def test_the_tensors_of_steps_are_their_fields_of_tensors():
     assert [int(tensor) for tensor in Steps(**numbers).tensors()] == [*range(len(names))]
     moved = Steps(**numbers).with_tensors([numbers[name] + 10 for name in names])
     assert [int(getattr(moved, name)) for name in names] == [n + 10 for n in range(len(names))]
+
+
+def test_steps_of_as_many_heads_are_not_built_again():
+    q, k = torch.randn(1, 4, 5, 3), torch.randn(1, 2, 5, 3)
+    steps = Steps(q, k, log_decay=-torch.rand(1, 4, 5, 1))
+    whole = steps.of_heads(4)
+    assert whole is not steps and whole.of_heads(4) is whole
+    assert {tensor.shape[1] for tensor in whole.tensors()} == {4}
+    assert whole.key.equal(k.repeat_interleave(2, 1))

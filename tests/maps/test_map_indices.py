@@ -157,3 +157,10 @@ def test_a_few_pairs_are_read_as_one_tile(count, monkeypatch):
     )
     torch.testing.assert_close(weights[0, 0, rows, rows], expected)
     assert len(tiles) <= 1
+
+
+def test_places_of_axes_that_are_apart_stay_where_the_first_axis_is():
+    weights, rows, cols = plain(), torch.tensor([0, 1, 1]), torch.tensor([3, 0, 2])
+    dense = weights.dense()
+    for index in ((slice(None), rows % dense.shape[1], slice(None), cols), (rows * 0, slice(None), cols)):
+        torch.testing.assert_close(weights[index], dense[index])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 import regard as rg
 from cataloged import SHARES
 from exact_reductions import some_reductions, wrong_results
+from map_kinds import map_of
 from regard.base.shapes import Sizes
 from regard.catalog import mechanisms
 from regard.engine.problem import Problem
@@ -375,3 +378,60 @@ def test_a_tile_has_one_row_if_no_more_fits(monkeypatch):
     for mask in (None, rg.causal()):
         tiles = list(rg.Attention(mask=mask)(x, x, x).weights.tiles())
         assert {tile.rows.stop - tile.rows.start for tile in tiles} == {1}
+
+
+def numbers_of(x):
+    """The tensors of what a map returns."""
+    return [x] if isinstance(x, torch.Tensor) else [t for part in x for t in numbers_of(part)]
+
+
+#: Every way to read a map.
+READINGS = {
+    "all": lambda w: w.dense(),
+    "a tile": lambda w: w.tile(rows=[0], cols=[0]),
+    "tiles": lambda w: [tile.weights for tile in w.tiles()],
+    "some heads": lambda w: w.select([0], [0]).dense(),
+    "a statistic": lambda w: w.summarize(rg.maps.KeyTotals()),
+    "a statistic of rows": lambda w: w.summarize(rg.maps.Entropy()),
+    "a product": lambda w: w @ torch.ones(*w.shape[:2], w.shape[3], 2, dtype=w.dtype),
+    "an output": lambda w: w.output(torch.ones(*w.shape[:2], w.shape[3], 2, dtype=w.dtype)),
+    "the statistic of rows": lambda w: w.row_statistic,
+    "queries": lambda w: w.query,
+    "keys": lambda w: w.key,
+    "steps": lambda w: list(w.step_table(0).steps.values()),
+    "a copy": lambda w: copy.deepcopy(w).dense(),
+    "a gradient": lambda w: w.with_gradients().dense(),
+}
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+@pytest.mark.parametrize("name", ["masked", "alibi", "sinks", "gated_deltanet", "long_convolution", "signed"])
+@torch.no_grad()
+def test_no_reading_mixes_old_and_new_numbers(name, is_read):
+    """After a change in place every reading is refused, or is that of the old numbers, also after an earlier one."""
+
+    def made():
+        torch.manual_seed(0)
+        weights = map_of(name)
+        if is_read:
+            weights.dense()
+        return weights
+
+    refused = 0
+    for read in READINGS.values():
+        try:
+            before = numbers_of(read(made()))
+        except (rg.RegardError, AttributeError):
+            continue  # not a reading of this kind of map
+        weights = made()
+        for tensor in weights._shared_tensors():
+            tensor.add_(1.0)
+        try:
+            after = numbers_of(read(weights))
+        except rg.RegardError as error:
+            assert "changed in place" in str(error)
+            refused += 1
+        else:
+            for old, new in zip(before, after, strict=True):
+                torch.testing.assert_close(new, old)
+    assert refused >= 6

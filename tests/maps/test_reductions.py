@@ -13,6 +13,7 @@ import torch
 from exact_reductions import some_reductions
 from reduction_backends import BACKENDS, kind_of, plain, reductions_of
 from regard.maps.compiled_reductions import _PARTS_OF
+from regard.maps.reductions import averaged, cells, coarser
 
 KINDS = sorted({*map(kind_of, some_reductions(1, 1, 9, 9)), "SignedMass", "Allowed"})
 faults_of = functools.cache(lambda backend: BACKENDS[backend].faults())
@@ -61,3 +62,22 @@ def test_states_of_disjoint_tiles_merge(kind, small_blocks):
             reduction.add(parts[number % 2], tile)
         results = (reduction.finish(state) for state in (whole, reduction.merge(*parts)))
         torch.testing.assert_close(*(tuple(result) for result in results))
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("num_rows", [29, 32, 33])
+def test_coarser_cells_are_those_of_the_weights(num_rows, steps):
+    """Also of some rows of cells, of which the last may have fewer queries."""
+    weights, level = torch.rand(1, 2, num_rows, 27), 1
+    size = 1 << level
+    pooled = averaged(cells(weights, size)[0], size, num_rows), cells(weights, size)[1]
+    whole = size << steps
+    expected = averaged(cells(weights, whole)[0], whole, num_rows), cells(weights, whole)[1]
+    assert all(
+        one.equal(each[0, 1]) for one, each in zip(cells(weights[0, 1], whole), cells(weights, whole), strict=True)
+    )
+    for first in (0, 4, 8):
+        part = tuple(x[:, :, first:] for x in pooled)
+        found = coarser(part, steps, level, num_rows, first)
+        for mine, exact in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine, exact[:, :, first >> steps :])

@@ -203,3 +203,17 @@ def test_a_tensor_of_another_size_is_refused_when_the_file_is_read_or_harms_noth
             for rows in ([0], [0, 6], range(7)):
                 assert weights[:, :, list(rows)].shape[2] == len(rows)
             assert weights.received().shape == (1, 2, 7)
+
+
+class Doubled(rg.scores.Dot):
+    """A score of a user, which a file cannot name."""
+
+    def tile(self, query, key, grid):
+        return 2 * super().tile(query, key, grid)
+
+
+def test_a_piece_of_a_user_is_stored_as_its_weights(tmp_path):
+    weights, path = rg.Attention(Doubled())(*torch.randn(3, 1, 2, 5, 4)).weights, tmp_path / "map.safetensors"
+    save_map(path, weights)
+    assert b"Doubled" not in path.read_bytes()
+    torch.testing.assert_close(load_map(path).dense(), weights.dense(), rtol=0, atol=0)

@@ -543,6 +543,7 @@ def test_a_dense_mask_of_unknown_sizes_asks_for_them():
     with pytest.raises(rg.RegardError, match=r"index of the head .* mask\.dense\(3, num_heads=\.\.\.\)"):
         (by_head & rg.padding([1, 2])).dense(3)
     assert by_entry.dense(3, batch_size=2).shape == (2, 1, 3, 3)
+    assert by_entry.dense(0, 3).shape == (0, 3) and by_head.dense(3, 0).shape == (3, 0)  # no pair, no question
     assert by_head.dense(3, num_heads=2)[0, :, 0].tolist() == [[False, True, True], [False, False, True]]
     assert EvenKeysOfOddEntries().dense(2, batch_size=2)[1, 0].tolist() == [[True, False]] * 2
 
@@ -629,3 +630,30 @@ def test_groups_of_another_batch_are_refused_also_for_a_call_without_tokens():
     x = torch.zeros(2, 1, 5, 4)
     with pytest.raises(rg.RegardError, match="used with a batch of 2 and positions up to 4"):
         rg.attend(x, x, x, mask=SameGroup(groups))
+
+
+@pytest.mark.parametrize("parents", [[-1, 0, 1, 2], [-1, 0, 0, 1, 2, 4, 3], [-1, -1, -1, 1, 3, 0]])
+@pytest.mark.parametrize("context", [0, 3])
+def test_a_tree_has_edges_where_a_token_does_not_continue_the_one_before(parents, context):
+    mask, stop = rg.masks.tree(parents, context), context + len(parents)
+    starts = [context + token for token, parent in enumerate(parents) if parent != token - 1]
+    for first in range(stop):
+        for last in range(first + 1, stop + 1):
+            assert list(mask.edges(first, last)) == [start for start in starts if first < start < last]
+
+
+@pytest.mark.parametrize("wrong", [(3, 3, 3), (3,), (), 0, (3, 0), -1])
+@pytest.mark.parametrize("name", ["size", "dilation", "stride"])
+def test_each_axis_of_a_neighborhood_has_a_number(name, wrong):
+    with pytest.raises(rg.RegardError, match=rf"neighborhood\({name}=.*one integer of at least 1 for all 2 axes"):
+        rg.masks.neighborhood((4, 5), **{"size": 3, name: wrong})
+
+
+def test_long_lists_of_a_mask_are_printed_by_their_ends():
+    assert repr(rg.masks.tree(range(-1, 7))) == "tree([-1, 0, 1, 2, 3, 4, 5, 6], context=0)"
+    assert repr(rg.masks.tree(range(-1, 8))) == "tree([-1, 0, 1, ..., 7] (9 of them), context=0)"
+
+
+def test_positions_of_some_queries_are_those_at_their_indices():
+    positions = rg.types.Positions(7, rg.types.Spans.of((0, 20)))
+    assert positions.query(slice(2, 5)).tolist() == [9, 10, 11]

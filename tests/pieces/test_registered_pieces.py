@@ -363,3 +363,19 @@ def test_a_bilinear_score_begins_with_the_variance_that_it_says(H, D, K):
     for matrix in score.weight:
         torch.nn.init.xavier_uniform_(matrix)
     has_variance(2 / (D + K))
+
+
+class Tagged:
+    """A base of a user's own with an option of its classes."""
+
+    def __init_subclass__(cls, tag, **options):
+        super().__init_subclass__(**options)
+        cls.tag = tag
+
+
+def test_a_piece_may_have_another_base_whose_classes_have_options():
+    class Own(rg.biases.AdditiveBias, Tagged, tag=3):
+        def term(self, grid, rows, cols):
+            return grid.distance * 0.0
+
+    assert Own.tag == 3

@@ -231,7 +231,7 @@ def tensor_of_array(array: np.ndarray[Any, Any]) -> Tensor:
     Such an array is read-only, or has negative strides, or numbers in the byte order of another machine.
     """
     fits = array.flags.writeable and min(array.strides, default=0) >= 0 and array.dtype.isnative
-    return torch.from_numpy(array if fits else array.astype(array.dtype.newbyteorder("="), order="C"))
+    return torch.from_numpy(array if fits else array.astype(array.dtype.newbyteorder("=")))
 
 
 def as_tensor(value: Any, **options: Any) -> Tensor:

@@ -130,8 +130,7 @@ class ScoredMap(RecomputedMap):
         return self._prepared.query.shape[-1]
 
     def _score_steps(self, batch: int, head: int, query: int) -> dict[str, Tensor]:
-        self._check_unchanged()
-        one = self if self.shape[:2] == (1, 1) else self.select([batch], [head])
+        one = self.select([batch], [head])
         assert isinstance(one, ScoredMap)
         place = slice(query, query + 1), slice(0, self.shape[3])
         return score_steps(one.attention, one._prepared.tile(*place), one.grid.tile(*place))
