@@ -122,7 +122,7 @@ def _validation_steps(unit: str, amount: float) -> int:
     return max(1, min(1000, round(steps / 8)))
 
 
-def _name(data: str | tuple[Path, Path] | None, preset: str | None, sweep: str | None) -> str:
+def _name(data: str | tuple[str | Path, str | Path] | None, preset: str | None, sweep: str | None) -> str:
     """The name of the comparison and of its folder: the corpus, the preset and the sweep."""
     corpus = f"{Path(data[0]).stem}-{Path(data[1]).stem}" if isinstance(data, tuple) else data or "bible-en-fr"
     parts = [Path(corpus).stem, *(part for part in (preset, sweep) if part)]
