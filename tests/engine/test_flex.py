@@ -24,7 +24,7 @@ from regard.reference import reference
 
 SCORES = {name: drawn.SCORES[name] for name in ("dot", "unscaled", "cosine", "bilinear")}
 NORMALIZERS = {name: drawn.NORMALIZERS[name] for name in ("softmax", "warm", "sink")}
-LOWERED_BIASES = {name: piece for name, piece in BIASES.items() if name != "transformer_xl"}
+LOWERED_BIASES = {name: BIASES[name] for name in BIASES if name not in ("transformer_xl", "learned_softcap")}
 
 
 def problem_of(attention, q, k, v, positions=None):

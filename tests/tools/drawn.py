@@ -206,11 +206,17 @@ def placings(draw, I, J):
 
 # Pieces: of so many heads and vectors of so many channels
 
+
+def learned_number(value):
+    return torch.nn.Parameter(torch.tensor(value, dtype=torch.float64))
+
+
 SCORES = {
     "dot": lambda H, D: rg.Dot(),
     "unscaled": lambda H, D: rg.Dot(scale=1.0),
     "scaled": lambda H, D: rg.Dot(scale=torch.rand(H, 1, 1, dtype=torch.float64) + 0.1),
     "cosine": lambda H, D: rg.scores.Cosine(3.0),
+    "learned": lambda H, D: rg.Dot(scale=learned_number(0.5)),
     "scaled_cosine": lambda H, D: rg.scores.Cosine(torch.tensor(3.0, dtype=torch.float64)),
     "bilinear": lambda H, D: rg.scores.Bilinear(D, D, num_heads=H),
     "additive": lambda H, D: rg.scores.Additive(D, D, 3, bias=True),
@@ -222,11 +228,14 @@ BIASES = {
     "shaw": lambda H, D: rg.biases.ShawBias(D, reach=3),
     "transformer_xl": lambda H, D: rg.biases.TransformerXLBias(H, D),
     "softcap": lambda H, D: rg.biases.Softcap(1.5),
+    "learned_softcap": lambda H, D: rg.biases.Softcap(learned_number(1.5)),
+    "scaled_shaw": lambda H, D: rg.biases.ShawBias(D, reach=3, scale=learned_number(0.5)),
     "table": lambda H, D: rg.biases.LearnedTable(H, reach=4),
 }
 NORMALIZERS = {
     "softmax": lambda H: rg.normalizers.Softmax(),
     "warm": lambda H: rg.normalizers.Softmax(temperature=3.0, sink=0.5),
+    "learned_warm": lambda H: rg.normalizers.Softmax(temperature=learned_number(3.0), sink=0.5),
     "sink": lambda H: rg.normalizers.LearnedSink(H),
     "sparsemax": lambda H: rg.normalizers.Sparsemax(),
     "entmax": lambda H: rg.normalizers.Entmax15(),
