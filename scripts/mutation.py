@@ -10,7 +10,7 @@ nor the numbers that stand at the top of files of engines and maps (sizes of til
 computations with equal results, and benchmarks judge those; nor the statements, conditions and calls of `min` and `max`
 of these folders that read such a number of any of their files, since they choose sizes too. Nor is `device=`, which
 makes no difference on a CPU: tests/tools/accelerator_budget.py judges it. And `a if a < b else b` stays: with `<=` it
-is the same.
+is the same. Bounds of type variables stay, and so does a number to which 1 adds nothing, such as 1e30.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import regard as rg
-from regard.base.shapes import as_slice, pick, spread_indices, to_host
+from regard.base.shapes import as_slice, known_none, pick, spread_indices, to_host
 from regard.engine.plan import ENGINES
 
 
@@ -118,3 +118,12 @@ def test_numbers_that_no_float_holds_are_refused(options):
     q = torch.randn(1, 1, 4, 8)
     with pytest.raises(rg.RegardError, match=f"attend\\({next(iter(options))}"):
         rg.attend(q, q, q, **options)
+
+
+def test_flags_are_known_to_be_unset_where_their_numbers_can_be_read():
+    """Then a pass over the scores is left out, which empty rows need."""
+    none, one = torch.zeros(2, 3, dtype=torch.bool), torch.eye(2, 3, dtype=torch.bool)
+    assert known_none(none) and known_none(none[:0]) and not known_none(one) and not known_none(none.to("meta"))
+    found = []
+    torch.vmap(lambda flags: found.append(known_none(flags)) or flags)(none)
+    assert found == [False]

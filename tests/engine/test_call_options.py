@@ -5,6 +5,7 @@ import functools
 import operator
 import pstats
 import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -389,3 +390,11 @@ def test_an_editor_of_calls_gets_all_that_the_caller_gave():
     (edited, *of_editor), others = given[0]
     assert edited is attention and all(a is b for a, b in zip(of_editor, tensors, strict=True))
     assert others.pop("log_forget") is gates and others == options
+
+
+@pytest.mark.parametrize("are_arrays", [*product([False, True], repeat=3)])
+@pytest.mark.parametrize("shape", [(5, 8), (2, 5, 8), (2, 3, 5, 8)])
+def test_each_of_the_inputs_may_be_an_array(shape, are_arrays):
+    inputs = [torch.randn(shape) for _ in range(3)]
+    given = [x.numpy() if is_array else x for x, is_array in zip(inputs, are_arrays, strict=True)]
+    torch.testing.assert_close(rg.attend(*given).output, rg.attend(*inputs).output)

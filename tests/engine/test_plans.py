@@ -22,6 +22,7 @@ from regard.engine.fused import block_of
 from regard.engine.kernel.library import load_fast
 from regard.engine.plan import plan
 from regard.engine.problem import Engine, Problem
+from regard.engine.rows import StatisticBuffer
 from regard.pieces.tensor_bias import TensorBias
 
 #: 4 query heads over 2 of keys, 300 queries and keys of width 8, values of width 6.
@@ -311,3 +312,21 @@ def test_a_plan_says_what_all_pairs_at_once_would_take():
     for score, numbers in ((rg.Dot(), 1), (rg.scores.Additive(8, 8, hidden=32), 32)):
         plan = rg.plan(x, x, x, attention=rg.Attention(score))
         assert f"All pairs at once would take {size(4 * 2 * 128 * 128 * numbers)}." in str(plan)
+
+
+def test_a_buffer_of_statistics_is_complete_once_every_row_of_every_entry_is_written():
+    whole, buffer = torch.randn(3, 2, 7), StatisticBuffer(3, 7)
+    for rows in (slice(4, 7), slice(0, 4)):
+        for entries in (slice(1, 3), slice(0, 1)):
+            assert not buffer.is_complete
+            buffer.write(rows, (whole[entries, :, rows],), entries)
+    assert buffer.is_complete and buffer.tensors()[0].equal(whole)
+
+
+def test_rows_that_keep_fewer_keys_than_later_ones_name_none_in_their_place():
+    kept, buffer = torch.arange(24).view(1, 2, 4, 3), StatisticBuffer(1, 4)
+    for rows, width in ((slice(0, 2), 1), (slice(2, 4), 3)):
+        buffer.write(rows, (kept[:, :, rows, :width],))
+    expected = kept.clone()
+    expected[:, :, :2, 1:] = -1
+    assert buffer.tensors()[0].equal(expected)

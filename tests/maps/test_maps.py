@@ -435,3 +435,21 @@ def test_no_reading_mixes_old_and_new_numbers(name, is_read):
             for old, new in zip(before, after, strict=True):
                 torch.testing.assert_close(new, old)
     assert refused >= 6
+
+
+TILED = ("masked", "sliding_window", "a window", "empty rows", "gated_deltanet", "pooled_keys", "signed", "steps")
+
+
+@pytest.mark.parametrize("name", TILED)
+@torch.no_grad()
+def test_the_mask_has_to_be_asked_for_the_undecided_keys_of_a_tile_alone(name, small_blocks):
+    """Each query of a tile may attend to each other key; a map of transitions is causal, and says which it may not."""
+    weights = map_of(name)
+    first = weights.shape[3] - weights.shape[2]
+    for tile in weights.tiles():
+        undecided, mask = {*tile.undecided.tensor().tolist()}, weights.attention.mask
+        allowed = mask.allowed(tile.grid).expand(*weights.shape[:2], *tile.weights.shape[2:]).all(0).all(0).all(0)
+        hidden = {tile.cols.start + n for n, flag in enumerate(allowed.tolist()) if not flag}
+        assert hidden <= undecided <= {*range(tile.cols.start, tile.cols.stop)}
+        if name == "gated_deltanet":
+            assert undecided == {j for j in range(tile.cols.start, tile.cols.stop) if j > tile.rows.start + first}

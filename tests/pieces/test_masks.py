@@ -657,3 +657,14 @@ def test_long_lists_of_a_mask_are_printed_by_their_ends():
 def test_positions_of_some_queries_are_those_at_their_indices():
     positions = rg.types.Positions(7, rg.types.Spans.of((0, 20)))
     assert positions.query(slice(2, 5)).tolist() == [9, 10, 11]
+
+
+@given(st.sets(st.integers(0, 20), min_size=1), st.data())
+def test_indices_and_positions_of_keys_lead_to_each_other(keys, data):
+    """Whatever gaps are between the positions."""
+    ordered = sorted(keys)
+    positions = rg.types.Positions(0, rg.types.Spans.union((key, key + 1) for key in keys))
+    chosen = data.draw(st.sets(st.integers(0, len(ordered) - 1)))
+    indices = rg.types.Spans.union((n, n + 1) for n in chosen)
+    assert positions.at(indices).tensor().tolist() == [ordered[n] for n in sorted(chosen)]
+    assert positions.columns(positions.at(indices)) == indices

@@ -149,7 +149,8 @@ class Mask(Piece):
         I, J = num_queries, num_queries if num_keys is None else num_keys
         positions, own = Positions.aligned_to_end(I, J), self.own_sizes()
         B, H = (mine if given is None else given for given, mine in zip((batch_size, num_heads), own, strict=True))
-        sizes = Sizes(1 if B is None else B, H or 1, H or 1, I, J, 1, 1)
+        num_heads = H or 1
+        sizes = Sizes(1 if B is None else B, num_heads, num_heads, I, J, 1, 1)
         self.check(sizes, positions)
         if I and J:
             self._check_axes(positions, B, H)
