@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import regard as rg
-from regard.base.shapes import as_slice, known_none, pick, spread_indices, to_host
+from regard.base.shapes import as_slice, known_none, pick, spread_indices, tensor_of_array, to_host
 from regard.engine.plan import ENGINES
 
 
@@ -127,3 +128,11 @@ def test_flags_are_known_to_be_unset_where_their_numbers_can_be_read():
     found = []
     torch.vmap(lambda flags: found.append(known_none(flags)) or flags)(none)
     assert found == [False]
+
+
+@pytest.mark.parametrize(
+    "array", [np.array(2.5), np.zeros((0, 3)), np.arange(6.0).reshape(2, 3)[::-1, ::-1].T], ids=str
+)
+def test_an_array_becomes_a_tensor_of_its_numbers(array):
+    """Of no axis, of no number, and with negative strides."""
+    assert tensor_of_array(array).tolist() == array.tolist()

@@ -148,3 +148,14 @@ def test_a_statistic_that_is_off_by_more_than_rounding_is_refused(error, is_refu
             rg.AttentionMap.of(rg.Attention(), query, key, given)
     else:
         assert rg.AttentionMap.of(rg.Attention(), query, key, given).shape == (1, 2, 3, 1)
+
+
+@pytest.mark.parametrize("place", [(0, 0, 0), (1, 3, 1)])
+def test_one_wrong_number_of_a_statistic_is_enough(place):
+    query, paged, _ = drawn()
+    given = rg.AttentionMap.of(rg.Attention(), query, paged).row_statistic[0].clone()
+    rg.AttentionMap.of(rg.Attention(), query, paged, given)
+    given[place] += 1.0
+    b, h, i = place
+    with pytest.raises(rg.RegardError, match=f"batch entry {b}, head {h}, query {i} is"):
+        rg.AttentionMap.of(rg.Attention(), query, paged, given)

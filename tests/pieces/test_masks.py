@@ -634,12 +634,16 @@ def test_groups_of_another_batch_are_refused_also_for_a_call_without_tokens():
 
 @pytest.mark.parametrize("parents", [[-1, 0, 1, 2], [-1, 0, 0, 1, 2, 4, 3], [-1, -1, -1, 1, 3, 0]])
 @pytest.mark.parametrize("context", [0, 3])
-def test_a_tree_has_edges_where_a_token_does_not_continue_the_one_before(parents, context):
+def test_a_tree_has_exact_spans_and_edges_where_a_token_does_not_continue_the_one_before(parents, context):
     mask, stop = rg.masks.tree(parents, context), context + len(parents)
+    dense = mask.dense(stop)
     starts = [context + token for token, parent in enumerate(parents) if parent != token - 1]
     for first in range(stop):
         for last in range(first + 1, stop + 1):
             assert list(mask.edges(first, last)) == [start for start in starts if first < start < last]
+            some, every = (ask(first, last) for ask in (mask.any_allowed, mask.all_allowed))
+            assert [j in some for j in range(stop)] == dense[first:last].any(0).tolist()
+            assert [j in every for j in range(stop)] == dense[first:last].all(0).tolist()
 
 
 @pytest.mark.parametrize("wrong", [(3, 3, 3), (3,), (), 0, (3, 0), -1])
