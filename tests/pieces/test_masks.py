@@ -548,6 +548,17 @@ def test_a_dense_mask_of_unknown_sizes_asks_for_them():
     assert EvenKeysOfOddEntries().dense(2, batch_size=2)[1, 0].tolist() == [[True, False]] * 2
 
 
+class TwoAxes(rg.masks.Mask):
+    """A mask of one's own whose answer has no axes of entries and heads."""
+
+    def allowed(self, grid):
+        return (grid.distance <= 0)[0, 0]
+
+
+def test_a_mask_whose_answer_has_two_axes_has_one_entry_and_one_head():
+    assert TwoAxes().dense(3).equal(torch.ones(3, 3).tril().bool())
+
+
 def test_a_dense_mask_refuses_sizes_that_do_not_fit():
     with pytest.raises(rg.RegardError, match="made for a batch of 2, used with a batch of 3"):
         rg.padding([1, 2]).dense(4, batch_size=3)

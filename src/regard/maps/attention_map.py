@@ -397,7 +397,7 @@ class AttentionMap(TensorInterface, ABC):
         return self.dense().detach().__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
-        return torch.empty(0, device=self.device).__dlpack_device__()
+        return torch.empty((), device=self.device).__dlpack_device__()
 
     def __len__(self) -> int:
         """The number of batch entries, the first axis."""

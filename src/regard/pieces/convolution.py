@@ -120,7 +120,7 @@ class TokenShift(ConvolutionFilter):
         self.share = nn.Parameter(torch.full((num_heads,), 0.5))
 
     def taps(self) -> Tensor:
-        return torch.stack((self.share, 1 - self.share), -1)
+        return torch.stack((self.share, 1 - self.share), 1)
 
     def extra_repr(self) -> str:
         return str(len(self.share))

@@ -179,7 +179,7 @@ class documents(Mask):
         object.__setattr__(self, "lengths", integers("documents", "lengths", lengths))
         keys = None if key_lengths is None else integers("documents", "key_lengths", key_lengths)
         object.__setattr__(self, "key_lengths", keys)
-        if min((*self.lengths, *(self.key_lengths or ())), default=1) < 1:
+        if any(length < 1 for length in (*self.lengths, *(self.key_lengths or ()))):
             raise RegardError(
                 f"documents({shortened(self.lengths)}): every document has at least one token. Of document numbers, "
                 "lengths are torch.unique_consecutive(numbers, return_counts=True)[1]; of the ends that flash-attn "
