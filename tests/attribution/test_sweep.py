@@ -419,6 +419,15 @@ def test_a_measure_that_returns_no_numbers_is_named(llama, measure):
         rg.sweep(llama, "zero", torch.arange(1, 9).view(2, 4), measure)
 
 
+@pytest.mark.parametrize(
+    "edits", [[rg.KnockOut(rg.Where(heads=0))], {"first": rg.KnockOut(rg.Where(heads=0))}], ids=["list", "mapping"]
+)
+def test_edits_that_are_given_have_no_axes(llama, edits):
+    ids = torch.arange(1, 9).view(2, 4)
+    with pytest.raises(RegardError, match=r"sweep\(over=\['heads'\]\): a list or mapping of edits is the only axis"):
+        rg.sweep(llama, edits, ids, lambda output, n: output.logits[:, -1, 0], over=["heads"])
+
+
 def test_a_sweep_needs_an_axis(llama):
     with pytest.raises(RegardError, match=r"sweep\(over=\[\]\): name at least one axis of the table: layers"):
         rg.sweep(llama, "zero", torch.arange(1, 9).view(2, 4), lambda output, n: output.logits[:, -1, 0], over=[])

@@ -42,8 +42,9 @@ FORMAT, VERSION = "regard sweep", 1
 QUANTITY = "change of the measure"
 #: Ablations by name.
 ABLATIONS = ("zero", "mean", "resample")
-#: The axes that `over` may name, as in `Where`.
-AXES = ("layers", "heads", *OF_TOKENS)
+#: The axes of the table unless `over` names others, and all that it may name, as in `Where`.
+ALL_HEADS = ("layers", "heads")
+AXES = (*ALL_HEADS, *OF_TOKENS)
 #: Seconds between two writes of the file.
 PAUSE = 2.0
 #: What a run costs beside its entries, in entries of a batch.
@@ -119,7 +120,7 @@ def sweep(
     inputs: Mapping[str, Any] | Tensor,
     measure: Measure,
     *,
-    over: Sequence[str] | Mapping[str, Any] = ("layers", "heads"),
+    over: Sequence[str] | Mapping[str, Any] = ALL_HEADS,
     into: Mapping[str, Where] | None = None,
     tokens: Texts | None = None,
     batch_size: Size = 32,
@@ -514,6 +515,11 @@ class _Grid:
         if callable(make):
             grid = cls._of_axes(make, over, plain.seen.maps)
         else:
+            if tuple(over) != ALL_HEADS:
+                raise RegardError(
+                    f"sweep(over={over!r}): a list or mapping of edits is the only axis of its table, and each edit "
+                    "says itself where it acts. Leave `over` out, or give a function of a selection, as rg.KnockOut is."
+                )
             cells = list(make.values() if isinstance(make, Mapping) else make)
             grid = cls({"edits": list(map(str, make))}, cells, list(range(len(cells))))
         if not grid.edits:
