@@ -17,8 +17,8 @@
 #define JOIN(name, variant) JOIN_(name, variant)
 #define NAMED(name) JOIN(regard_##name, VARIANT)
 
-/* Raise it when a structure or a function changes. The loader compares it with its own number. */
-#define INTERFACE_VERSION 13
+/* Raise it when a structure, a function or the levels change. The loader compares it with its own number. */
+#define INTERFACE_VERSION 14
 
 enum { FLOAT32 = 0, BFLOAT16 = 1, FLOAT16 = 2 };
 

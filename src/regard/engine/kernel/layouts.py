@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-INTERFACE_VERSION = 13
+INTERFACE_VERSION = 14
 TILE_QUERIES = 96
 PART_KEYS = 1024
 MARGIN = 64
