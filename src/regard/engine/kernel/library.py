@@ -42,6 +42,7 @@ class Library:
         self.level = level
         self.level_name = LEVELS[level]
         self.vectors = VECTORS[min(level, len(VECTORS) - 1)]
+        self._found: dict[str, Any] = {}  # ctypes searches the library again for each name that it lacks
 
     def __repr__(self) -> str:
         return f"Library(level_name={self.level_name!r})"
@@ -53,8 +54,11 @@ class Library:
 
     def function(self, name: str) -> Any:
         """The function `regard_NAME_VARIANT` of the library; the caller declares its arguments."""
-        own = getattr(self._functions, f"regard_{name}_{self.level_name}", None)
-        return own or getattr(self._functions, f"regard_{name}_{self.vectors}")
+        found = self._found.get(name)
+        if found is None:
+            own = getattr(self._functions, f"regard_{name}_{self.level_name}", None)
+            found = self._found[name] = own or getattr(self._functions, f"regard_{name}_{self.vectors}")
+        return found
 
     def has(self, name: str) -> bool:
         """Whether the library has this function; a library that was built before has not all of them."""
