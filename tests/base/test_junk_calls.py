@@ -140,7 +140,7 @@ OTHERS = {
     "copying_scores": {"model": LANGUAGE_MODEL, "circuit": "QK", "fold_norms": True},
     "sweep": {
         "model": NET,
-        "edits": [rg.KnockOut(rg.Where(keys=0))],
+        "edits": rg.KnockOut,
         "inputs": X,
         "measure": lambda output, examples: output.sum((1, 2)),
         "over": ["heads"],
