@@ -1,8 +1,8 @@
 /* Which variant of the kernels this processor can run, and the version of their interface.
 
    A variant for x86-64 is compiled for a level of the x86-64 psABI (v1, v3 or v4), or for v4 and one feature more, and
-   the compiler may use every instruction of that level. So every feature of the level is tested, not only the vectors. The operating system has
-   to save the registers of the vectors too; XCR0 tells which ones it saves.
+   the compiler may use every instruction of that level. So every feature of the level is tested, not only the vectors.
+   The operating system has to save the registers of the vectors too; XCR0 tells which ones it saves.
 
    Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (CPUID) and volume 1, section 13.3;
    levels: https://gitlab.com/x86-psABIs/x86-64-ABI, section 3.1.1. */

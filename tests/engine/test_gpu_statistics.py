@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import regard as rg
+from exact_reductions import COMPILED
 from regard.attention import Prepared
 from regard.engine.gpu.statistics import is_installed
 from regard.engine.kernel import logsumexp_of
@@ -103,14 +104,6 @@ def test_each_device_has_its_own_kernels_for_statistics(monkeypatch):
 # Verification at the first use of a program, with the kernels in C in place of Triton
 
 LENGTH = 20
-REDUCTIONS = (
-    rg.maps.Entropy(),
-    rg.maps.TopLinks(3),
-    rg.maps.KeyTotals(),
-    rg.maps.Distance(),
-    rg.maps.MassOn([0, 5, 7]),
-    rg.maps.Pool(9, 13),
-)
 
 
 def add_of_rows(terms, logsumexp, wanted, queries=None):
@@ -147,11 +140,11 @@ def test_a_right_program_is_verified_once_and_used(monkeypatch):
     masks = rg.causal() & rg.window(3), rg.mask_tensor(torch.rand(LENGTH, LENGTH) < 0.8), rg.masks.dilated(3, 2)
     attentions = rg.Attention(), rg.Attention(bias=rg.ALiBi(2)), *(rg.Attention(mask=mask) for mask in masks)
     for weights in map(weights_of, attentions):
-        found, again = (weights.summarize(*REDUCTIONS) for _ in range(2))
-        weights.summarize(*REDUCTIONS[1:])
+        found, again = (weights.summarize(*COMPILED) for _ in range(2))
+        weights.summarize(*COMPILED[1:])
         with monkeypatch.context() as patch:
             patch.setattr(compiled_reductions, "FEWEST_PAIRS", LENGTH**2 + 1)  # tiles
-            for ours, second, tiled in zip(found, again, weights.summarize(*REDUCTIONS), strict=True):
+            for ours, second, tiled in zip(found, again, weights.summarize(*COMPILED), strict=True):
                 for a, b, c in zip(*map(parts, (ours, second, tiled)), strict=True):
                     assert torch.equal(a, b)
                     torch.testing.assert_close(a, c, atol=1e-5, rtol=1e-5)
@@ -163,10 +156,10 @@ def test_a_right_program_is_verified_once_and_used(monkeypatch):
 def test_tiles_compute_what_the_kernels_refuse(factor):
     """Rows whose statistic is coarse or unknown, and gradients."""
     weights = weights_of(factor=torch.where(torch.arange(LENGTH) == 7, factor, 1.0)[:, None])
-    states = {reduction: reduction.init(weights.shape, weights.device) for reduction in REDUCTIONS}
+    states = {reduction: reduction.init(weights.shape, weights.device) for reduction in COMPILED}
     terms = weights._compiled_terms()
     assert gpu_reductions.fill_on_gpu(terms, weights.row_statistic[0], states) == set()
-    assert passes.differentiable(terms, torch.zeros(2, 2, LENGTH), {REDUCTIONS[0]: states[REDUCTIONS[0]]}) == {}
+    assert passes.differentiable(terms, torch.zeros(2, 2, LENGTH), {COMPILED[0]: states[COMPILED[0]]}) == {}
 
 
 @pytest.mark.usefixtures("in_c")
@@ -219,10 +212,10 @@ def test_a_wrong_program_is_found_and_not_used(wrong, monkeypatch):
     monkeypatch.setattr(gpu_reductions, "add_statistics", broken)
     said = "NotImplementedError: no such instruction" if wrong == "error" else "is not that of the dense formula"
     with pytest.warns(UserWarning, match=f"Triton kernel for statistics is not used: .*{said}.*Tiles compute them"):
-        found = weights.summarize(*REDUCTIONS)
-    again = weights.summarize(*REDUCTIONS)  # without another warning
+        found = weights.summarize(*COMPILED)
+    again = weights.summarize(*COMPILED)  # without another warning
     monkeypatch.setattr(compiled_reductions, "FEWEST_PAIRS", LENGTH**2 + 1)
-    for ours, second, tiled in zip(found, again, weights.summarize(*REDUCTIONS), strict=True):
+    for ours, second, tiled in zip(found, again, weights.summarize(*COMPILED), strict=True):
         results = zip(*map(parts, (ours, second, tiled)), strict=True)
         assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in results)
 

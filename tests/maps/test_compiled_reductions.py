@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import drawn
 import regard as rg
-from exact_reductions import check, some_reductions
+from exact_reductions import COMPILED, check, some_reductions
 from kernels import at_level, in_dtype, needs_kernel, problems, weight_errors
 from reduction_backends import ATTENTIONS, MASKS
 from regard.diagnosis.laws import problem_of
@@ -47,16 +47,6 @@ def test_drawn_problems(problem, seed, level):
     u = unit_roundoff(tensors[0].dtype)
     share = weight_errors(problem, u).nan_to_num(0.0).amax().detach()
     check(states, w, problem.grid.distance, float(share) + (s.I + s.J + 60) * FLOAT32)
-
-
-REDUCTIONS = (
-    rg.maps.Entropy(),
-    rg.maps.TopLinks(3),
-    rg.maps.KeyTotals(),
-    rg.maps.Distance(),
-    rg.maps.MassOn([0, 5, 7]),
-    rg.maps.Pool(9, 13),
-)
 
 
 def inputs(length=273, heads=(6, 2), dtype=torch.float32, width=16):
@@ -185,7 +175,7 @@ def test_an_unknown_row_statistic_of_few_queries_is_computed():
 
 def test_selected_heads_keep_their_own_bias(monkeypatch):
     weights = rg.Attention(bias=rg.ALiBi(4))(*tensors()).weights.select(None, [3, 1])
-    check_equal(weights.summarize(*REDUCTIONS), by_tiles(monkeypatch, weights, REDUCTIONS))
+    check_equal(weights.summarize(*COMPILED), by_tiles(monkeypatch, weights, COMPILED))
 
 
 def test_a_fold_of_the_users_own_runs_beside(monkeypatch):

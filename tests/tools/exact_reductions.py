@@ -9,6 +9,16 @@ from regard.maps.changed_map import Carried
 from regard.maps.reductions import Pyramid
 from regard.stats.statistics import NO_PATTERN, Agreement, Allowed, Offset, Offsets, SameToken, WeightOnKeys
 
+#: Those that the kernels compute, one of each kind.
+COMPILED = (
+    rg.maps.Entropy(),
+    rg.maps.TopLinks(3),
+    rg.maps.KeyTotals(),
+    rg.maps.Distance(),
+    rg.maps.MassOn([0, 5, 7]),
+    rg.maps.Pool(9, 13),
+)
+
 
 def membership(cells, num_cells):
     return (cells[:, None] == torch.arange(num_cells)).double()

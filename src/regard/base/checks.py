@@ -99,9 +99,8 @@ def checked(target: Checked) -> Checked:
 
     An integer of NumPy, or in a tensor without axes, becomes a Python integer, and other numbers that are not Python's
     become Python's. A number may be an integer, or a tensor without axes, which may be learned unless the number is a
-    `Constant`. True is neither an integer nor a number. A result that `HoldsMaps` becomes its
-    dict of maps where a dict is expected. The function itself checks the rules that an annotation cannot express, such
-    as a shape.
+    `Constant`. True is neither an integer nor a number. A result that `HoldsMaps` becomes its dict of maps where a dict
+    is expected. The function itself checks the rules that an annotation cannot express, such as a shape.
 
     >>> from regard.base.checks import checked
     >>> @checked

@@ -19,8 +19,7 @@ from regard.base.checks import Count, Number, Positive, PositiveConstant, Size, 
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, at_least_float32, to_device, widest_float, without_autocast
-from regard.pieces.grid import Grid, along_diagonals
-from regard.pieces.mask_checks import at
+from regard.pieces.grid import Grid, along_diagonals, at
 from regard.pieces.piece import Piece, computes_as, set_promises
 from regard.pieces.position import angles
 

@@ -14,9 +14,9 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device, without_transforms
 from regard.base.spans import EMPTY, Spans
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, at
 from regard.pieces.mask import Mask, conjuncts
-from regard.pieces.mask_checks import at, check_batch, own_copy, select_entries
+from regard.pieces.mask_checks import check_batch, own_copy, select_entries
 
 #: A place in a row of ids that holds no id. It is greater than every id, so it stands at the end of a sorted row.
 NO_ID = torch.iinfo(torch.int32).max

@@ -11,8 +11,7 @@ from regard.base.checks import Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes
 from regard.pieces.bias import Bias, by_distance, check_heads
-from regard.pieces.grid import Grid
-from regard.pieces.mask_checks import at
+from regard.pieces.grid import Grid, at
 
 
 class ConvolutionFilter(nn.Module, Bias):

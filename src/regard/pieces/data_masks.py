@@ -17,11 +17,10 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, as_tensor, to_device, without_transforms
 from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, at
 from regard.pieces.mask import Mask, block_local, prefix
 from regard.pieces.mask_checks import (
     answered,
-    at,
     check_batch,
     check_covers,
     check_predicate,

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 from regard.base.checks import Size, checked
 from regard.base.shapes import Sizes
 from regard.pieces.bias import AdditiveBias, by_distance, check_heads
-from regard.pieces.grid import Grid
-from regard.pieces.mask_checks import at
+from regard.pieces.grid import Grid, at
 
 #: KERPLE's parameters are at least this, as in the authors' code.
 LEAST = 0.01

@@ -1,4 +1,4 @@
-"""The coordinates of a tile of scores: its batch entries, heads, queries and keys."""
+"""The coordinates of a tile of scores: its batch entries, heads, queries and keys, and what tensors hold for them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from regard.base.errors import RegardError
 from regard.base.positions import Positions
+from regard.base.shapes import has_numbers
 from regard.base.spans import EMPTY, Spans
 
 
@@ -133,3 +134,31 @@ class Grid:
     @property
     def device(self) -> torch.device:
         return self.query.device
+
+
+def at(piece: str, axis: str, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
+    """What a tensor of a piece holds for the batch entries, heads, queries or keys of a tile, by number on axis `dim`.
+
+    `index_select` refuses negative numbers, which indexing would count from the end. Axis 3 is indexed, because that is
+    faster for many short rows: it has keys, whose negative positions `check` refuses before a call.
+    """
+    try:
+        return tensor[..., index] if dim == 3 else tensor.index_select(dim, index)
+    except (IndexError, RuntimeError):
+        check_inside(piece, axis, index, tensor.shape[dim], f"its tensor {tuple(tensor.shape)}")
+        raise
+
+
+def check_inside(piece: str, axis: str, index: Tensor, size: int, holder: str = "it") -> None:
+    """Refuse numbers outside [0, `size`) of batch entries, heads, queries or keys.
+
+    `holder` is what has so many, for the error.
+    """
+    if not index.numel() or not has_numbers(index):
+        return
+    first, last = (int(end) for end in index.aminmax())
+    if first < 0 or last >= size:
+        raise RegardError(
+            f"{piece}: {holder} has {size} {axis}, 0 to {size - 1}; {axis} {first} to {last} were asked for. Ask for "
+            f"those that it has, or make it for all {axis}."
+        ) from None

@@ -23,8 +23,8 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, EVERYTHING, INFINITY, Spans
 from regard.base.upper_layers import upper_layer
-from regard.pieces.grid import Grid
-from regard.pieces.mask_checks import at, check_batch, check_index, select_entries
+from regard.pieces.grid import Grid, at
+from regard.pieces.mask_checks import check_batch, check_index, select_entries
 from regard.pieces.mask_conventions import mask_remedy
 from regard.pieces.piece import Piece, set_promises
 

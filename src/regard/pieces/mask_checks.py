@@ -1,4 +1,4 @@
-"""Checks of the arguments and sizes of masks and other pieces, and copies of their tensors.
+"""Checks of the arguments and sizes of masks, and copies of their tensors.
 
 The spans of a mask are computed once, but its predicate is called again in the backward pass and for each look at the
 weights. If a tensor changed in between, spans and predicate would belong to different masks. So a mask copies its
@@ -15,9 +15,9 @@ from torch import Tensor
 
 from regard.base.checks import integer
 from regard.base.errors import RegardError
-from regard.base.shapes import Sizes, has_numbers
+from regard.base.shapes import Sizes
 from regard.base.spans import Spans
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, at
 
 
 def check_batch(mask: str, batch: int, sizes: Sizes) -> None:
@@ -83,34 +83,6 @@ def shortened(numbers: Sequence[int]) -> str:
         return str(list(numbers))
     first, last = ", ".join(map(str, numbers[:3])), numbers[-1]
     return f"[{first}, ..., {last}] ({len(numbers)} of them)"
-
-
-def at(piece: str, axis: str, tensor: Tensor, dim: int, index: Tensor) -> Tensor:
-    """What a tensor of a piece holds for the batch entries, heads, queries or keys of a tile, by number on axis `dim`.
-
-    `index_select` refuses negative numbers, which indexing would count from the end. Axis 3 is indexed, because that is
-    faster for many short rows: it has keys, whose negative positions `check` refuses before a call.
-    """
-    try:
-        return tensor[..., index] if dim == 3 else tensor.index_select(dim, index)
-    except (IndexError, RuntimeError):
-        check_inside(piece, axis, index, tensor.shape[dim], f"its tensor {tuple(tensor.shape)}")
-        raise
-
-
-def check_inside(piece: str, axis: str, index: Tensor, size: int, holder: str = "it") -> None:
-    """Refuse numbers outside [0, `size`) of batch entries, heads, queries or keys.
-
-    `holder` is what has so many, for the error.
-    """
-    if not index.numel() or not has_numbers(index):
-        return
-    first, last = (int(end) for end in index.aminmax())
-    if first < 0 or last >= size:
-        raise RegardError(
-            f"{piece}: {holder} has {size} {axis}, 0 to {size - 1}; {axis} {first} to {last} were asked for. Ask for "
-            f"those that it has, or make it for all {axis}."
-        ) from None
 
 
 def select_entries(mask: str, tensor: Tensor, index: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from regard.base.errors import RegardError
 from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, Spans
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, check_inside
 from regard.pieces.mask import Mask
-from regard.pieces.mask_checks import check_covers, check_inside, integers
+from regard.pieces.mask_checks import check_covers, integers
 
 #: One number for all axes, or one for each.
 Axes = int | Sequence[int]

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from regard.base.checks import Number, Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, has_numbers, known_none, without_zeros
-from regard.pieces.mask_checks import at
+from regard.pieces.grid import at
 from regard.pieces.piece import Piece, set_promises
 
 RowStatistic = tuple[Tensor, ...]

@@ -14,9 +14,9 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device
 from regard.base.spans import EMPTY, Spans
 from regard.pieces.data_masks import documents
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, at
 from regard.pieces.mask import Mask
-from regard.pieces.mask_checks import at, own_copy, select_entries
+from regard.pieces.mask_checks import own_copy, select_entries
 
 
 def groups_mask(groups: Tensor) -> Mask:

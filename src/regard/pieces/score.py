@@ -19,8 +19,7 @@ from regard.base.checks import Count, Number, Size, checked
 from regard.base.errors import RegardError
 from regard.base.shapes import Sizes, at_least_float32, grouped_scores
 from regard.pieces.contents import learned_parts
-from regard.pieces.grid import Grid
-from regard.pieces.mask_checks import at
+from regard.pieces.grid import Grid, at
 from regard.pieces.piece import Piece, computes_as
 
 

@@ -10,8 +10,7 @@ from torch import Tensor
 from regard.base.positions import Positions
 from regard.base.shapes import has_numbers
 from regard.pieces.bias import AdditiveBias, State, prepared_part
-from regard.pieces.grid import Grid
-from regard.pieces.mask_checks import at
+from regard.pieces.grid import Grid, at
 
 #: The axes of a tensor of scores.
 AXES = ("batch entries", "heads", "queries", "keys")

@@ -16,10 +16,10 @@ from regard.base.positions import Positions
 from regard.base.shapes import Sizes, to_device
 from regard.base.spans import Spans
 from regard.pieces.data_masks import documents
-from regard.pieces.grid import Grid
+from regard.pieces.grid import Grid, at
 from regard.pieces.mask import Mask, causal
 from regard.pieces.mask import prefix as common_keys
-from regard.pieces.mask_checks import at, check_covers, integers, shortened
+from regard.pieces.mask_checks import check_covers, integers, shortened
 
 
 @checked
